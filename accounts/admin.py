@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 else:
     BaseUserAdmin, PasswordForm = DjangoUserAdmin, AdminPasswordChangeForm
 
-# Only superusers may change these fields: with them a person could give every permission to themselves.
+# Only superusers may change these fields, with which a person could give themselves every permission.
 PRIVILEGE_FIELDS = ("is_superuser", "is_staff", "groups", "user_permissions")
 
 admin.site.site_header = _("Sluice administration")
@@ -30,7 +30,7 @@ admin.site.index_title = _("Clusters, namespaces and people")
 
 
 class ResetPasswordForm(PasswordForm):
-    """Resets a password and revokes the person's API tokens, which may have been created with the old password."""
+    """Sets a new password and revokes the person's API tokens: who knew the old password could have created them."""
 
     def save(self, commit: bool = True) -> User:
         user: User = super().save(commit)
@@ -96,9 +96,9 @@ class UserAdmin(BaseUserAdmin):
 
 
 def _may_manage(request: HttpRequest, account: User | None) -> bool:
-    """Whether the person may change this account.
+    """Whether the signed-in person may change or delete this account.
 
-    Only superusers may change other superusers and staff: with a new password one could sign in as them.
+    Only superusers may change other superusers and staff: who sets a new password for an account can sign in with it.
     """
     if request.user.is_superuser or account is None or account.pk == request.user.pk:
         return True

@@ -1,9 +1,9 @@
-"""`/api/v1/tokens`: a person's own API tokens. Creating one needs a session or the password, not a token."""
+"""`/api/v1/tokens`: a person's own API tokens. A token cannot create tokens; a session or the password can."""
 
 from __future__ import annotations
 
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 from django.conf import settings
 from django.utils import timezone
@@ -11,7 +11,7 @@ from django.utils.translation import gettext as _
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers, status
 from rest_framework.authentication import BasicAuthentication
-from rest_framework.exceptions import NotFound, PermissionDenied, Throttled
+from rest_framework.exceptions import APIException, NotFound, PermissionDenied, Throttled
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
@@ -19,42 +19,48 @@ from rest_framework.views import APIView
 from accounts.models import ApiToken
 from accounts.requests import authenticated_user
 from accounts.tokens import (
+    MAX_TOKENS_PER_PERSON,
     HeaderCsrfSessionAuthentication,
     TokenAuthentication,
     create_token,
+    has_max_tokens,
     revoke_token,
 )
 from core.api.fields import StrictCharField, StrictSerializer
 from core.api.schema import problem_responses
-from core.api.shapes import format_optional_timestamp, format_timestamp
+from core.api.shapes import (
+    Choices,
+    Help,
+    Timestamp,
+    format_optional_timestamp,
+    format_timestamp,
+    serializer_of,
+)
 from core.api.throttle import rate_limit_buckets
 
 PASSWORD_CHECKS_PER_MINUTE = 10
-MAX_TOKENS_PER_PERSON = 100
 
 
-class TokenAnswer(serializers.Serializer[Any]):
-    id = serializers.IntegerField()
-    name = serializers.CharField()
-    prefix = serializers.CharField(
-        help_text="First characters of the secret, to distinguish tokens."
-    )
-    scope = serializers.ChoiceField(choices=ApiToken.Scope.choices)
-    created_at = serializers.DateTimeField()
-    expires_at = serializers.DateTimeField()
-    last_used_at = serializers.DateTimeField(allow_null=True)
-    is_current = serializers.BooleanField(help_text="This request was made with it.")
+class TokenAnswerShape(TypedDict):
+    id: int
+    name: str
+    prefix: Annotated[str, Help("First characters of the secret, to distinguish tokens.")]
+    scope: Annotated[str, Choices(ApiToken.Scope.choices)]
+    created_at: Timestamp
+    expires_at: Timestamp
+    last_used_at: Timestamp | None
+    is_current: Annotated[bool, Help("This request was made with it.")]
 
 
-class TokenList(serializers.Serializer[Any]):
-    items = TokenAnswer(many=True)
+class TokenListShape(TypedDict):
+    items: list[TokenAnswerShape]
 
 
-class NewTokenAnswer(TokenAnswer):
-    token = serializers.CharField(help_text="The secret. Shown this once.")
+class NewTokenAnswerShape(TokenAnswerShape):
+    token: Annotated[str, Help("The secret. Shown this once.")]
 
 
-class NewToken(StrictSerializer):
+class NewTokenSerializer(StrictSerializer):
     name = StrictCharField(max_length=100)
     scope = serializers.ChoiceField(choices=ApiToken.Scope.choices, default=ApiToken.Scope.READ)
     expires_at = serializers.DateTimeField(
@@ -63,8 +69,7 @@ class NewToken(StrictSerializer):
 
     def validate_expires_at(self, value: datetime) -> datetime:
         now = timezone.now()
-        longest = timedelta(days=settings.API_TOKEN_MAX_DAYS)
-        if not now < value <= now + longest:
+        if not now < value <= now + timedelta(days=settings.API_TOKEN_MAX_DAYS):
             raise serializers.ValidationError(
                 _("must lie in the future, at most %(days)s days from now.")
                 % {"days": settings.API_TOKEN_MAX_DAYS}
@@ -73,7 +78,7 @@ class NewToken(StrictSerializer):
 
 
 class PasswordAuthentication(BasicAuthentication):
-    """HTTP basic authentication, for `sluice login`. Only the endpoint that creates tokens accepts it. Rate-limited."""
+    """HTTP basic authentication with a rate limit, for `sluice login`. Only `/api/v1/tokens` accepts it."""
 
     www_authenticate_realm = "sluice"
 
@@ -87,8 +92,7 @@ class PasswordAuthentication(BasicAuthentication):
         return super().authenticate_credentials(userid, password, request)
 
 
-def build_token_answer(token: ApiToken, current: Any) -> dict[str, Any]:
-    """The JSON of a token. `current`: the token of this request, if it was authenticated with one."""
+def build_token_answer(token: ApiToken, request: Request) -> TokenAnswerShape:
     return {
         "id": token.pk,
         "name": token.name,
@@ -97,7 +101,7 @@ def build_token_answer(token: ApiToken, current: Any) -> dict[str, Any]:
         "created_at": format_timestamp(token.created_at),
         "expires_at": format_timestamp(token.expires_at),
         "last_used_at": format_optional_timestamp(token.last_used_at),
-        "is_current": isinstance(current, ApiToken) and current.pk == token.pk,
+        "is_current": isinstance(request.auth, ApiToken) and request.auth.pk == token.pk,
     }
 
 
@@ -112,18 +116,21 @@ class TokenListView(APIView):
         operation_id="tokens_list",
         tags=["tokens"],
         summary="Your tokens",
-        responses={200: TokenList, **problem_responses(401)},
+        responses={200: serializer_of(TokenListShape), **problem_responses(401)},
     )
     def get(self, request: Request) -> Response:
         tokens = ApiToken.objects.filter(user=authenticated_user(request), revoked_at__isnull=True)
-        return Response({"items": [build_token_answer(token, request.auth) for token in tokens]})
+        return Response({"items": [build_token_answer(token, request) for token in tokens]})
 
     @extend_schema(
         operation_id="tokens_create",
         tags=["tokens"],
         summary="Make a token; its secret is in this answer only",
-        request=NewToken,
-        responses={201: NewTokenAnswer, **problem_responses(400, 401, 403, 409, 413, 415)},
+        request=NewTokenSerializer,
+        responses={
+            201: serializer_of(NewTokenAnswerShape),
+            **problem_responses(400, 401, 403, 409, 413, 415),
+        },
     )
     def post(self, request: Request) -> Response:
         if isinstance(request.auth, ApiToken):
@@ -131,38 +138,28 @@ class TokenListView(APIView):
                 _("A token cannot make tokens. Sign in with your name and password."),
                 code="sign_in_needed",
             )
-        serializer = NewToken(data=request.data)
+        serializer = NewTokenSerializer(data=request.data)
         serializer.is_valid(raise_exception=True)
         values = serializer.validated_data
-        live = ApiToken.objects.filter(
-            user=authenticated_user(request), revoked_at__isnull=True, expires_at__gt=timezone.now()
-        )
-        if live.count() >= MAX_TOKENS_PER_PERSON:
-            raise TooManyTokens
+        user = authenticated_user(request)
+        if has_max_tokens(user=user):
+            raise TooManyTokens(
+                _("You have %(count)s tokens. Revoke one that is no longer used.")
+                % {"count": MAX_TOKENS_PER_PERSON}
+            )
         expires_at = values.get("expires_at") or timezone.now() + timedelta(
             days=settings.API_TOKEN_DEFAULT_DAYS
         )
         token, secret = create_token(
-            user=authenticated_user(request),
-            name=values["name"],
-            scope=values["scope"],
-            expires_at=expires_at,
+            user=user, name=values["name"], scope=values["scope"], expires_at=expires_at
         )
-        return Response(
-            {**build_token_answer(token, request.auth), "token": secret},
-            status=status.HTTP_201_CREATED,
-        )
+        body: NewTokenAnswerShape = {**build_token_answer(token, request), "token": secret}
+        return Response(body, status=status.HTTP_201_CREATED)
 
 
-class TooManyTokens(PermissionDenied):
+class TooManyTokens(APIException):
     status_code = 409
     default_code = "too_many_tokens"
-
-    def __init__(self) -> None:
-        super().__init__(
-            _("You have %(count)s tokens. Revoke one that is no longer used.")
-            % {"count": MAX_TOKENS_PER_PERSON}
-        )
 
 
 class TokenView(APIView):

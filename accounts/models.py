@@ -27,7 +27,7 @@ class User(AbstractUser):
 
 
 class ApiToken(models.Model):
-    """A token with which a program acts as a person. The row has only its SHA-256; `accounts.tokens` creates it."""
+    """A token with which a program acts as a person. Only the SHA-256 of its secret is stored (`accounts.tokens`)."""
 
     class Scope(models.TextChoices):
         READ = "read", _("read only")

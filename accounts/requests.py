@@ -1,4 +1,4 @@
-"""Access to the user of an API request, with its type."""
+"""The user of an API request, with the type `User`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from accounts.models import User
 
 
 def authenticated_user(request: Request) -> User:
-    """Return the request's user as `User`. Raises NotAuthenticated, which permission classes normally prevent."""
+    """Return the request's user. Raises NotAuthenticated if a view was reached without the permission classes."""
     if not isinstance(request.user, User):
         raise NotAuthenticated
     return request.user

@@ -1,7 +1,7 @@
 """API tokens: creation, revocation and authentication of requests.
 
-A token is `slc_` followed by 32 random bytes in base64. Secret scanners find leaked tokens by the prefix. Because the
-bytes are random, the stored SHA-256 needs no salt. Authentication takes one query.
+The secret of a token is `slc_` followed by 32 random bytes in base64. Secret scanners find leaked tokens by the prefix.
+Because the bytes are random, their stored SHA-256 needs no salt. Authentication takes one query.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     from rest_framework.views import APIView
 
 TOKEN_PREFIX = "slc_"  # noqa: S105
-SHOWN_PREFIX_LENGTH = 12  # characters of a token that are stored and shown, to tell tokens apart
+SHOWN_PREFIX_LENGTH = 12  # characters of a secret that are stored and shown, to tell tokens apart
+MAX_TOKENS_PER_PERSON = 100
 LAST_USED_UPDATE_INTERVAL = timedelta(minutes=1)
 _TOKEN_BY_DIGEST = CompiledLookup(ApiToken, ("digest",), related="user")
 
@@ -40,10 +41,16 @@ def hash_secret(secret: str) -> str:
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
+def has_max_tokens(*, user: User) -> bool:
+    """Whether the person has MAX_TOKENS_PER_PERSON tokens that are neither revoked nor expired."""
+    usable = ApiToken.objects.filter(user=user, revoked_at=None, expires_at__gt=timezone.now())
+    return usable.count() >= MAX_TOKENS_PER_PERSON
+
+
 def create_token(
     *, user: User, name: str, scope: str, expires_at: datetime
 ) -> tuple[ApiToken, str]:
-    """Return the row and the secret. The secret is not stored. Callers check `expires_at` (API_TOKEN_MAX_DAYS)."""
+    """Return the row and the secret, which is not stored. The caller has checked the limits of `expires_at`."""
     secret = TOKEN_PREFIX + secrets.token_urlsafe(32)
     token = ApiToken.objects.create(
         user=user,
@@ -61,13 +68,13 @@ def revoke_token(*, token: ApiToken) -> None:
 
 
 def revoke_user_tokens(*, user: User) -> int:
-    """Revoke all tokens of a person and return the number of those that were not revoked before."""
+    """Revoke all tokens of a person. Return the number of tokens that were not revoked before."""
     not_revoked = ApiToken.objects.filter(user=user, revoked_at__isnull=True)
     return not_revoked.update(revoked_at=timezone.now())
 
 
 def find_token(secret: str) -> ApiToken | None:
-    """The token with this secret; None if it is unknown, revoked or expired, or its owner is inactive.
+    """Return the token with this secret; None if it is unknown, revoked or expired, or if its owner is inactive.
 
     Updates `last_used_at`, at most once per LAST_USED_UPDATE_INTERVAL.
     """
@@ -78,14 +85,14 @@ def find_token(secret: str) -> ApiToken | None:
     if token is None or token.revoked_at or token.expires_at <= now or not token.user.is_active:
         return None
     if token.last_used_at is None or now - token.last_used_at >= LAST_USED_UPDATE_INTERVAL:
-        # Of several concurrent requests only one writes: for the others the condition is no longer true.
-        stale = Q(last_used_at__isnull=True) | Q(last_used_at__lte=now - LAST_USED_UPDATE_INTERVAL)
+        # The condition is part of the UPDATE, so that of several concurrent requests only one writes.
+        stale = Q(last_used_at=None) | Q(last_used_at__lte=now - LAST_USED_UPDATE_INTERVAL)
         ApiToken.objects.filter(stale, pk=token.pk).update(last_used_at=now)
     return token
 
 
 def user_from_token(secret: str) -> User | None:
-    """The owner of a valid token; None if the token is not valid."""
+    """Return the owner of the token with this secret; None if there is no valid one."""
     token = find_token(secret)
     return token.user if token else None
 
@@ -109,8 +116,8 @@ class TokenAuthentication(BaseAuthentication):
         return 'Bearer realm="sluice"'
 
 
-class _HeadersOnly:
-    """A request with an empty POST. Otherwise Django's CSRF check would parse the whole body of an upload."""
+class _RequestWithoutBody:
+    """Wraps a request and has an empty `POST`, because Django's CSRF check would parse the whole body of an upload."""
 
     POST = QueryDict()
 
@@ -125,17 +132,17 @@ class _HeadersOnly:
 
 
 class HeaderCsrfSessionAuthentication(SessionAuthentication):
-    """Session authentication that takes the CSRF token from the header X-CSRFToken only, not from the body."""
+    """Session authentication that takes the CSRF token only from the header X-CSRFToken, never from the body."""
 
     def enforce_csrf(self, request: HttpRequest) -> None:
-        super().enforce_csrf(_HeadersOnly(request))  # type: ignore[arg-type]
+        super().enforce_csrf(_RequestWithoutBody(request))  # type: ignore[arg-type]
 
 
 class TokenScopePermission(BasePermission):
-    """Requires authentication, and for changes a token with the scope `write`.
+    """Requires authentication and, if a token is used for a change, its scope `write`.
 
-    A view lists in `reading_methods` the unsafe HTTP methods that need only the scope `read`, such as the POST of a
-    dry run. Permissions on jobs are in `jobs.store.access`.
+    A view lists in `reading_methods` the unsafe HTTP methods that need only the scope `read`, such as the POST of
+    a dry run. Permissions on jobs are in `jobs.store.access`.
     """
 
     def has_permission(self, request: Request, view: APIView) -> bool:

@@ -1,16 +1,15 @@
 """What all websockets share: Origin check, authentication, a limit per person, periodic permission checks.
 
-Browsers authenticate by session cookie, programs by bearer token. The consumers of other apps define the frames.
+Browsers authenticate with the session cookie, programs with a bearer token. The consumers of other apps define the
+frames.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from http.cookies import CookieError, SimpleCookie
 from importlib import import_module
 from typing import Any, cast
 from urllib.parse import urlsplit
@@ -19,7 +18,7 @@ from channels.generic.websocket import AsyncWebsocketConsumer
 from django.conf import settings
 from django.contrib.auth import get_user
 from django.contrib.auth.models import AnonymousUser
-from django.http import HttpRequest
+from django.http import HttpRequest, parse_cookie
 from django.http.request import split_domain_port, validate_host
 
 from accounts.models import User
@@ -31,7 +30,7 @@ Person = User | AnonymousUser
 
 logger = logging.getLogger(__name__)
 
-# Close codes of Sluice, which the pages and the client interpret. The standard code 1008 has no reason.
+# Sluice's own close codes, by which pages and client distinguish reasons; the standard code 1008 covers all of them.
 CLOSE_SIGNED_OUT = 4401
 CLOSE_FORBIDDEN = 4403
 CLOSE_NOT_FOUND = 4404
@@ -60,23 +59,19 @@ def _get_header(scope: Scope, name: bytes) -> str:
 
 
 def _get_cookie(scope: Scope, name: str) -> str:
-    cookies = SimpleCookie()
-    with contextlib.suppress(CookieError):
-        cookies.load(_get_header(scope, b"cookie"))
-    morsel = cookies.get(name)
-    return morsel.value if morsel else ""
+    return parse_cookie(_get_header(scope, b"cookie")).get(name, "")
 
 
 def socket_language(scope: Scope, user: User) -> str:
-    """The language of the cookie; without one the person's preference; without one that of Accept-Language."""
-    chosen = _get_cookie(scope, settings.LANGUAGE_COOKIE_NAME)
-    if chosen not in dict(settings.LANGUAGES):
-        chosen = user.language or negotiate_language(_get_header(scope, b"accept-language"))
-    return chosen or str(settings.LANGUAGE_CODE)
+    """Return the language of the cookie, else the one saved by the person, else the one of Accept-Language."""
+    language = _get_cookie(scope, settings.LANGUAGE_COOKIE_NAME)
+    if language not in dict(settings.LANGUAGES):
+        language = user.language or negotiate_language(_get_header(scope, b"accept-language"))
+    return language or str(settings.LANGUAGE_CODE)
 
 
 def user_from_session(session_key: str) -> Person:
-    """The session's user; AnonymousUser if the session ended by sign-out or by a password change."""
+    """Return the session's user; AnonymousUser if the session ended by sign-out or by a password change."""
     if not session_key:
         return AnonymousUser()
     request = HttpRequest()
@@ -87,8 +82,8 @@ def user_from_session(session_key: str) -> Person:
 class SocketAuthMiddleware:
     """ASGI middleware that accepts only websockets of authenticated people from an allowed origin.
 
-    Without an Origin header the session cookie is ignored. Browsers always send that header, so a request without it
-    comes from a program and needs a token.
+    If there is no Origin header, the session cookie is ignored: browsers always send that header, so the request comes
+    from a program, which must have a token.
     """
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
@@ -110,11 +105,8 @@ class SocketAuthMiddleware:
         def load_user() -> Person:
             if bearer:
                 return user_from_token(bearer) or AnonymousUser()
-            return (
-                user_from_session(_get_cookie(scope, settings.SESSION_COOKIE_NAME))
-                if origin
-                else AnonymousUser()
-            )
+            session_key = _get_cookie(scope, settings.SESSION_COOKIE_NAME) if origin else ""
+            return user_from_session(session_key)
 
         user = await run_in_thread(load_user)
         if not user.is_authenticated or not user.is_active:
@@ -176,8 +168,8 @@ class AuthenticatedConsumer(AsyncWebsocketConsumer):
                     await self.close(code=CLOSE_FORBIDDEN, reason="no longer allowed")
                     return
             except Exception:
-                # The database may be temporarily unavailable. Keep the websocket open and continue to check:
-                # nothing else closes the websocket of a person who loses the permission.
+                # The database may be temporarily unavailable. The checks must continue, because nothing else closes
+                # the websocket of a person who has lost the permission.
                 logger.warning(
                     "could not re-check a websocket",
                     exc_info=True,
@@ -192,7 +184,7 @@ class AuthenticatedConsumer(AsyncWebsocketConsumer):
         """Called after the websocket was accepted and `check_permission` returned True."""
 
     async def on_close(self) -> None:
-        """Release what `on_open` acquired. Called at disconnect, also if `on_open` was not called."""
+        """Called at disconnect, even if `on_open` was not called. Releases what `on_open` acquired."""
 
 
 def count_open_sockets() -> int:

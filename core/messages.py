@@ -1,10 +1,10 @@
-"""Messages for people, created where the reader's language is not known.
+"""Messages for people, created where the reader's language is not known. Independent of Django.
 
-A `Message` is a `str` of the English text that also has the template and the parameters;
-`core.translation.translate` returns it in the reader's language. `msg` makes messages that the database may store: a
-row contains code and parameters, and the template is taken from the catalogue, so the English text may be reworded
-later. `_` makes messages without a code, which are never stored. `scripts/check_translations` extracts the templates
-of both. Pure.
+A `Message` is a `str` with the English text that also has the template and the parameters;
+`core.translation.translate` translates it into the reader's language. `msg` makes messages that the database may
+store: a row contains the code and the parameters, and the template is taken from the catalogue, so that the English
+text of stored messages can be reworded. `_` makes messages without a code, which are never stored.
+`scripts/check_translations` extracts the templates of both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Message(str):
 
     code: str  # "" for a message that is never stored
     template: str
-    plural: str  # the template if the parameter `count` is not 1; "" if the message has no count
+    plural: str  # the template for a parameter `count` other than 1; "" if the message has no count
     params: Mapping[str, Any]
 
     def __new__(
@@ -41,22 +41,22 @@ class Message(str):
         return self
 
     def fill(self, /, **params: Any) -> Self:
-        """The same message with these parameters. For constants that are declared without parameters."""
+        """Return the message with these parameters. For constants, which are declared without parameters."""
         return type(self)(self.template, params, plural=self.plural, code=self.code)
 
 
 def msg(code: str, template: str, /, **params: Any) -> Message:
-    """A message that the database may store. The code must stay; the template may be reworded."""
+    """Make a message that the database may store. The code must never change; the template may be reworded."""
     return Message(template, params, code=code)
 
 
 def msg_plural(code: str, singular: str, plural: str, count: int, /, **params: Any) -> Message:
-    """Like `msg`, with a template for one and one for other counts. The templates contain %(count)s."""
+    """Like `msg`, with one template for the count 1 and one for others. The templates contain %(count)s."""
     return Message(singular, {"count": count, **params}, plural=plural, code=code)
 
 
 def gettext(template: str, /, **params: Any) -> Message:
-    """A message that is never stored."""
+    """Make a message that is never stored."""
     return Message(template, params)
 
 
@@ -65,13 +65,13 @@ _ = gettext
 
 @lru_cache(maxsize=1)
 def catalogue() -> Mapping[str, list[str]]:
-    """Code → [template] or [singular, plural]. `scripts/check_translations --write` writes the file."""
+    """Return code → [template] or [singular, plural]. `scripts/check_translations --write` writes the file."""
     entries: dict[str, list[str]] = json.loads(CATALOGUE_FILE.read_text(encoding="utf-8"))
     return entries
 
 
 def find_message(code: str, params: Mapping[str, Any]) -> Message | None:
-    """The message with this code and these parameters; None if the code is unknown or a parameter is missing."""
+    """Make the message from the catalogue; None if the code is unknown or a parameter of its template is missing."""
     if code not in catalogue():
         return None
     template, *plural = catalogue()[code]
@@ -83,7 +83,7 @@ def find_message(code: str, params: Mapping[str, Any]) -> Message | None:
 
 
 def serialize(value: Any) -> Any:
-    """JSON for the database: a message with a code becomes code and parameters, a number stays, others become text."""
+    """Return JSON for the database: code and parameters of a message with a code, a number unchanged, else text."""
     if isinstance(value, Message) and value.code:
         params = {name: serialize(param) for name, param in value.params.items()}
         return {"code": value.code, "params": params}
@@ -91,7 +91,10 @@ def serialize(value: Any) -> Any:
 
 
 def deserialize(value: Any) -> Any:
-    """The message for the JSON that `serialize` returned. Values other than messages stay unchanged."""
+    """Return the message for JSON that `serialize` returned; its code if there is no such message any more.
+
+    A value that is not the JSON of a message is returned unchanged.
+    """
     if not isinstance(value, Mapping):
         return value
     code = str(value.get("code", ""))
@@ -117,7 +120,7 @@ def join_with_commas(parts: Sequence[str]) -> str:
 
 
 def join_messages(*messages: str) -> Message:
-    """Join sentences with a space, without the empty ones."""
+    """Join sentences with spaces; empty ones are left out."""
     first, *others = [message for message in messages if message] or [""]
     text = first if isinstance(first, Message) else msg("join.text", "%(text)s", text=first)
     for other in others:

@@ -12,10 +12,10 @@ from django.utils.translation import gettext_lazy as _
 
 
 class Event(models.Model):
-    """Append-only record of something that happened to a subject (today: a job).
+    """Append-only record of something that happened to a subject (at present always a job).
 
-    `core.events.records.record_events` guarantees that readers receive increasing numbers. The subject is no
-    foreign key, because `core` imports no other app. An app that deletes a subject deletes its events.
+    The number of the event is its id; `core.events.records` explains why readers receive increasing numbers. The
+    subject is no foreign key, because `core` imports no other app. An app that deletes a subject deletes its events.
     """
 
     class Actor(models.TextChoices):

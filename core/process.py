@@ -1,4 +1,4 @@
-"""Garbage collection settings of a process, and crash points for the fault tests."""
+"""Garbage collection settings of server processes, and crash points for the fault tests."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import signal
 
 from django.conf import settings
 
-# Number of new objects that starts a collection. With Python's default of 700 each request would start several.
+# A collection starts after this many new objects. With Python's default of 700 each request would start several.
 GC_THRESHOLD = 20_000
 
 

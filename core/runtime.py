@@ -1,13 +1,12 @@
-"""State of this process: one object that holds the pools, hubs, registries, limiters and caches (components).
+"""The state of this process: one object that holds its components, which are created at their first use.
 
-A component is created at its first use. There is one per process; components with asyncio objects exist once per
-event loop: `core.events.hub.EventHub`, `jobs.logs.follower.FollowerRegistry`. Per process:
-`core.api.throttle.RateLimitBuckets`, `core.api.concurrency.ConcurrencyLimiter`, the cache of `clusters.connections`,
-`jobs.sync.attempt_files.ImageNameCache`. `core.api.throttle` and `core.api.concurrency` get theirs at import.
+Once per process: `core.api.throttle.RateLimitBuckets` and `core.api.concurrency.ConcurrencyLimiter` (both created when
+their module is imported), the cache of `clusters.connections`, `jobs.sync.attempt_files.ImageNameCache`. Once per event
+loop, because they contain asyncio objects: `core.events.hub.EventHub`, `jobs.logs.follower.FollowerRegistry`.
 
-Not here, but module globals: registries filled at start (declared event types, pass factories, profile context),
-`lru_cache`s of pure functions, compiled queries (`core.lookup`), the write lock of SQLite (`core.sqlite.base`), the thread pool of downloads
-(`core.api.streams`) and the count of open websockets (`accounts.websockets`).
+Module globals hold the rest: registries filled at start (declared event types, pass factories, profile context),
+`lru_cache`s of pure functions, compiled queries (`core.lookup`), the write lock of SQLite (`core.sqlite.base`), the
+thread pool of downloads (`core.api.streams`) and the count of open websockets (`accounts.websockets`).
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ class ProcessState:
         self._loop_components: dict[tuple[asyncio.AbstractEventLoop, type[Any]], Any] = {}
 
     def get(self, component: type[T]) -> T:
-        """Return this process's instance of the class; create it without arguments at the first call."""
+        """Return this process's instance of the class, which the first call creates without arguments."""
         with self._lock:
             if component not in self._components:
                 self._components[component] = component()
-            found: T = self._components[component]
-        return found
+            instance: T = self._components[component]
+        return instance
 
     def get_for_loop(self, component: type[T]) -> T:
         """Return the running event loop's instance of the class. Drops the instances of closed loops."""
@@ -43,8 +42,8 @@ class ProcessState:
                 del self._loop_components[key]
             if (loop, component) not in self._loop_components:
                 self._loop_components[loop, component] = component()
-            found: T = self._loop_components[loop, component]
-        return found
+            instance: T = self._loop_components[loop, component]
+        return instance
 
     def reset(self) -> None:
         """Drop all components, so that `get` creates new ones. For tests."""

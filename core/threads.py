@@ -1,4 +1,4 @@
-"""Runs blocking functions for coroutines, in threads with a valid database connection."""
+"""Runs blocking functions for coroutines, in threads with a working database connection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ async def run_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwa
     """Run a blocking function in a thread, so that it does not block the event loop."""
 
     def call() -> T:
-        # A worker thread keeps its database connection between calls: close it if it is broken or too old.
+        # The thread keeps its database connection between calls. This closes the connection if it is broken or too old.
         close_old_connections()
         try:
             return function(*args, **kwargs)

@@ -1,7 +1,6 @@
-"""Translates messages into the reader's language.
+"""Translates the messages of `core.messages` into the reader's language, with Django's translation catalogues.
 
-The only module that looks up messages of `core.messages` in Django's translation catalogues. Pages, the API,
-websockets and commands call `translate` when they show a message or a stored message.
+Pages, the API, websockets and commands call `translate` when they show a message.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from core.messages import Message, deserialize
 
 
 def translate(text: object) -> str:
-    """Translate a message, or the JSON of a stored message. Other text stays unchanged."""
+    """Translate a message, or the JSON of a stored message. Other text is returned unchanged."""
     message = deserialize(text)
     if not isinstance(message, Message):
         return str(message)
@@ -32,7 +31,7 @@ def translate(text: object) -> str:
 
 
 def negotiate_language(header: str) -> str:
-    """The first supported language in an Accept-Language header; "" if none is supported."""
+    """Return the first supported language of an Accept-Language header; "" if none is supported."""
     for code, _weight in parse_accept_lang_header(header):
         with suppress(LookupError):
             return get_supported_language_variant(code)
@@ -40,7 +39,7 @@ def negotiate_language(header: str) -> str:
 
 
 def console_language() -> str:
-    """The language for a command's output. As in POSIX, LC_ALL precedes LC_MESSAGES, which precedes LANG."""
+    """Return the language for a command's output. As in POSIX, LC_ALL precedes LC_MESSAGES, which precedes LANG."""
     locale_values = (os.environ.get(name, "") for name in ("LC_ALL", "LC_MESSAGES", "LANG"))
     locale_name = next((value for value in locale_values if value), "")
     return "zh-hans" if locale_name.lower().startswith("zh") else "en"

@@ -1,6 +1,6 @@
 """The lease that makes one engine the leader of a cluster: a database row with an expiry time.
 
-All times come from the database's clock, so the clocks of the engines' machines may differ. The engine writes only
+All times are those of the database's clock, so the clocks of the engines' machines may differ. An engine writes only
 inside `fenced_transaction()`, which raises LeaseLost after another engine has taken the lease.
 """
 
@@ -31,7 +31,7 @@ STANDBY_INTERVAL_S = 2.0
 
 
 def generate_holder_name() -> str:
-    """A name for one engine process, unique also if process ids are reused."""
+    """Return a name for this engine process. The random part keeps it unique if a process id is reused."""
     return f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
 
 
@@ -45,7 +45,7 @@ class Lease:
 
     @classmethod
     def acquire(cls, cluster: Cluster, holder: str) -> Lease | None:
-        """Take the lease if it is free, expired or already held by `holder`; None if another engine holds it."""
+        """Take the lease if it is free, expired or already held by `holder`. Return None if another engine holds it."""
         EngineLease.objects.get_or_create(cluster=cluster)
         available = Q(expires_at__isnull=True) | Q(expires_at__lt=Now()) | Q(holder=holder)
         updated = EngineLease.objects.filter(available, cluster=cluster).update(
@@ -53,25 +53,24 @@ class Lease:
         )
         if updated != 1:
             return None
-        row = (
-            EngineLease.objects.filter(cluster=cluster, holder=holder).values_list("fence").first()
-        )
-        if row is None:
+        own_lease = EngineLease.objects.filter(cluster=cluster, holder=holder)
+        fence = own_lease.values_list("fence", flat=True).first()
+        if fence is None:
             return None
         logger.info(
             "engine %s is the leader of cluster %s",
             holder,
             cluster.name,
-            extra={"action": "lease_acquired", "cluster": cluster.name, "fence": row[0]},
+            extra={"action": "lease_acquired", "cluster": cluster.name, "fence": fence},
         )
-        return cls(cluster.pk, holder, row[0])
+        return cls(cluster.pk, holder, fence)
 
     def _ownership_filter(self) -> Q:
         return Q(cluster_id=self.cluster_id, holder=self.holder, fence=self.fence)
 
     def renew(self) -> bool:
         """Extend the lease. Return False if it expired or another engine took it."""
-        # One statement needs no transaction, but the write lock of `core.sqlite` works only for transactions.
+        # A single statement needs no transaction, but only transactions take the write lock of `core.sqlite`.
         with transaction.atomic():
             renewed = EngineLease.objects.filter(
                 self._ownership_filter(), expires_at__gt=Now()
@@ -83,14 +82,14 @@ class Lease:
 
     @contextmanager
     def fenced_transaction(self) -> Iterator[None]:
-        """A transaction during which no other engine can take the lease. Raises LeaseLost if it is not held."""
+        """Open a transaction during which no other engine can take the lease. Raises LeaseLost if it is not held."""
         with transaction.atomic():
-            held = (
+            locked_row = (
                 EngineLease.objects.select_for_update(no_key=True)
                 .filter(self._ownership_filter(), expires_at__gt=Now())
                 .values_list("pk")
                 .first()
             )
-            if held is None:
+            if locked_row is None:
                 raise LeaseLost(f"the lease of cluster {self.cluster_id} is lost")
             yield

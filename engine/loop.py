@@ -1,7 +1,7 @@
 """The engine process: one thread per cluster that runs its passes, and one thread that renews the leases.
 
-`Engine().run(stop)` runs until the event `stop` is set and retries if the database is unavailable. `Engine().run_once()`
-runs each pass once for each enabled cluster and returns. This module contains nothing about Slurm.
+`Engine().run(stop)` runs until the event `stop` is set and retries if the database is unavailable.
+`Engine().run_once()` runs each pass once for each enabled cluster and returns. This module knows nothing about Slurm.
 """
 
 from __future__ import annotations
@@ -27,13 +27,15 @@ logger = logging.getLogger(__name__)
 
 CLUSTER_LIST_INTERVAL_S = 5.0
 DATABASE_RETRY_S = 1.0
+# `run_once` waits this long for the lease: the lease of an engine that was killed has expired by then.
+LEASE_TIMEOUT_S = LEASE_TTL_S + 2.0
 
 
 class Engine:
-    """One engine process. `holder` is its name in the leases."""
+    """One engine process. `holder` is its name in the leases, `_leases` are those it holds, by cluster id."""
 
-    def __init__(self, *, holder: str = "") -> None:
-        self.holder = holder or generate_holder_name()
+    def __init__(self) -> None:
+        self.holder = generate_holder_name()
         self._threads: dict[int, threading.Thread] = {}
         self._leases: dict[int, Lease] = {}
         self._lock = threading.Lock()
@@ -41,7 +43,7 @@ class Engine:
     # -- run until stopped --------------------------------------------------------------------------------
 
     def run(self, stop: threading.Event) -> None:
-        """Run the passes of all clusters until `stop` is set. Retries after errors of the database or a cluster."""
+        """Run the passes of all clusters until `stop` is set. Continues after errors of the database or a cluster."""
         logger.info("engine %s starts", self.holder, extra={"action": "engine_start"})
         renewer = threading.Thread(target=self._renew_leases, args=(stop,), name="engine-renew")
         renewer.start()
@@ -58,7 +60,7 @@ class Engine:
         logger.info("engine %s stops", self.holder, extra={"action": "engine_stop"})
 
     def _start_threads(self, stop: threading.Event) -> None:
-        """Start the missing threads of clusters. Disabled clusters have one too, because some passes run for them."""
+        """Start a thread for each cluster that has none. Some passes run for disabled clusters too."""
         for cluster in Cluster.objects.all():
             thread = self._threads.get(cluster.pk)
             if thread is None or not thread.is_alive():
@@ -69,7 +71,7 @@ class Engine:
                 thread.start()
 
     def _run_cluster(self, cluster_id: int, stop: threading.Event) -> None:
-        """Wait until the lease of the cluster is free, then run its passes until the lease is lost. Repeat."""
+        """Until `stop` is set: wait for the lease of the cluster, then run its passes until the lease is lost."""
         while not stop.is_set():
             try:
                 close_old_connections()
@@ -138,11 +140,11 @@ class Engine:
 
     # -- run once -----------------------------------------------------------------------------------------
 
-    def run_once(self, *, lease_timeout_s: float = LEASE_TTL_S + 2.0) -> list[str]:
-        """Run the passes once for every enabled cluster. Return the names of clusters that other engines lead."""
+    def run_once(self) -> list[str]:
+        """Run the passes once for every enabled cluster. Return the names of the clusters that other engines lead."""
         skipped = []
         for cluster in Cluster.objects.filter(enabled=True):
-            lease = self._acquire_with_timeout(cluster, lease_timeout_s)
+            lease = self._wait_for_lease(cluster)
             if lease is None:
                 skipped.append(cluster.name)
                 continue
@@ -162,8 +164,8 @@ class Engine:
                 self._leases.clear()
         return skipped
 
-    def _acquire_with_timeout(self, cluster: Cluster, lease_timeout_s: float) -> Lease | None:
-        deadline = time.monotonic() + lease_timeout_s
+    def _wait_for_lease(self, cluster: Cluster) -> Lease | None:
+        deadline = time.monotonic() + LEASE_TIMEOUT_S
         while True:
             lease = Lease.acquire(cluster, self.holder)
             if lease is not None or time.monotonic() > deadline:

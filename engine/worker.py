@@ -1,8 +1,8 @@
 """Runs the registered passes of one cluster while this engine holds its lease.
 
 Each pass decides how long to wait after a success (`interval_s`) and after a failure (`retry_delay_s`); the worker only
-schedules it. The worker logs and counts every ClusterError and stores it in the cluster's status. Each cluster has its
-own worker and thread, so an unreachable cluster does not delay the others.
+schedules it. The worker logs and counts every ClusterError; those of passes with `sets_cluster_status` are also stored
+in the cluster's status. Each cluster has its own worker and thread, so an unreachable cluster does not delay others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from engine.lease import Lease
 
 logger = logging.getLogger(__name__)
 
-# Delay between two rounds. A pass that runs in every round sees a new row, such as a stop request, after this time.
+# Delay between two rounds. A pass that runs in every round sees a new row, such as a stop request, within this time.
 ROUND_INTERVAL_S = 0.4
 STATUS_WRITE_INTERVAL_S = 2.0
 
@@ -56,7 +56,7 @@ class ClusterWorker:
         self._status_due_at = 0.0
 
     def run_due_passes(self) -> None:
-        """Run each pass that is due and has work (one round). Raises LeaseLost and DatabaseError."""
+        """Run one round: each pass that is due and has work. Raises LeaseLost and DatabaseError."""
         cluster = self.context.cluster = Cluster.objects.get(pk=self.context.cluster.pk)
         for scheduled in self.scheduled:
             work = scheduled.work
@@ -68,7 +68,7 @@ class ClusterWorker:
             self._store_status()
 
     def run_all_passes(self) -> None:
-        """Run every pass once and wait for the threads that it starts. For `engine --once` and for tests."""
+        """Run every pass with `runs_once` and wait for the threads that it starts. For `engine --once` and tests."""
         for scheduled in self.scheduled:
             if scheduled.work.runs_once:
                 self._run(scheduled, to_completion=True)
@@ -110,9 +110,9 @@ class ClusterWorker:
     def _store_status(
         self, *, slurm_answered: bool = False, error: ClusterError | None = None
     ) -> None:
-        """Store the time and result of the last pass, from which pages show the age of the data.
+        """Store the time and result of the last pass, from which pages compute the age of the data.
 
-        Errors are stored at once, successes at most once per STATUS_WRITE_INTERVAL_S.
+        Errors are stored at once, other results at most once per STATUS_WRITE_INTERVAL_S.
         """
         if error is None and time.monotonic() < self._status_due_at:
             return

@@ -13,7 +13,7 @@ urlpatterns = [
     path("tokens", TokenListView.as_view(), name="api-tokens"),
     path("tokens/<int:id>", TokenView.as_view(), name="api-token"),
     path("schema", schema_view, name="api-schema"),
-    # The "split" view serves the page's script from a URL: the Content-Security-Policy forbids inline scripts.
+    # The "split" view serves the page's script at a URL, because the Content-Security-Policy forbids inline scripts.
     path(
         "docs",
         SpectacularSwaggerSplitView.as_view(

@@ -1,9 +1,9 @@
 """Request bodies: enforces size limits while a body is received, and keeps large bodies out of memory.
 
 Twisted parses every multipart body into memory, and Daphne 4.2 puts a whole body into a queue before the application
-reads it. Here a large body stays in Twisted's temporary file until the application reads it. Only upload URLs accept a
-large body, and only if the headers have a valid token or session; other large bodies are refused while they are
-received.
+reads it. With this module a large body stays in Twisted's temporary file until the application reads it. Only upload
+URLs accept a large body, and only if the headers have a valid token or session; other large bodies are refused as soon
+as they exceed the limit.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from __future__ import annotations
 import asyncio
 import io
 import logging
-from http.cookies import CookieError, SimpleCookie
 from typing import IO, Any
 
 from daphne.http_protocol import HTTPFactory, WebRequest
 from django.conf import settings
 from django.db import connections
+from django.http import parse_cookie
 from django.utils import translation
 from twisted.internet.threads import deferToThread
 
@@ -26,10 +26,10 @@ from core.translation import negotiate_language, translate
 logger = logging.getLogger(__name__)
 
 BODY_CHUNK_BYTES = 256 * 1024
-# Added to the limit of an upload for the multipart boundaries and the manifest.
+# A multipart body may exceed the limit of an upload by this much, for the boundaries and the manifest.
 MULTIPART_OVERHEAD_BYTES = 16 * 1024 * 1024
 UPLOAD_PATHS = (b"/api/v1/jobs", b"/api/v1/jobs/plan", b"/api/v1/uploads")
-# HTTP status → reason phrase, code and message of the response to a refused body.
+# HTTP status → reason phrase, code and message of the response that refuses a body.
 REFUSALS = {
     401: (
         "Unauthorized",
@@ -50,8 +50,8 @@ REFUSALS = {
 
 
 def build_refusal(status: int, accept_language: str) -> bytes:
-    """The problem+json body of the response to a refused body."""
-    # Imported here, because it imports models and this module is imported before they are loaded.
+    """Return the problem+json document of the response that refuses a body."""
+    # Imported here, because `gateway.problems` imports models, which are not loaded when this module is imported.
     from gateway.problems import problem_response
 
     _reason, code, message = REFUSALS[status]
@@ -60,13 +60,13 @@ def build_refusal(status: int, accept_language: str) -> bytes:
 
 
 def default_body_limit() -> int:
-    """The size limit in bytes of bodies that need no authentication: forms and JSON. Views have smaller limits."""
-    forms = int(settings.DATA_UPLOAD_MAX_MEMORY_SIZE or 0)
-    return max(int(settings.API_MAX_BODY_BYTES), forms) + BODY_CHUNK_BYTES
+    """Return the limit in bytes for bodies that need no authentication: forms and JSON. Views have smaller limits."""
+    form_limit = int(settings.DATA_UPLOAD_MAX_MEMORY_SIZE or 0)
+    return max(int(settings.API_MAX_BODY_BYTES), form_limit) + BODY_CHUNK_BYTES
 
 
 def body_limit(path: bytes) -> int:
-    """The size limit in bytes of bodies sent to this URL path."""
+    """Return the limit in bytes for bodies that are sent to this URL path."""
     if path.partition(b"?")[0] in UPLOAD_PATHS:
         return int(settings.UPLOAD_MAX_BYTES) + MULTIPART_OVERHEAD_BYTES
     return default_body_limit()
@@ -81,26 +81,23 @@ def is_authenticated_request(authorization: str, cookie: str) -> bool:
     try:
         if scheme.lower() == "bearer":
             return user_from_token(token.strip()) is not None
-        try:
-            morsel = SimpleCookie(cookie).get(settings.SESSION_COOKIE_NAME)
-        except CookieError:
-            morsel = None
-        return user_from_session(morsel.value if morsel else "").is_authenticated
+        session_key = parse_cookie(cookie).get(settings.SESSION_COOKIE_NAME, "")
+        return user_from_session(session_key).is_authenticated
     finally:
-        connections.close_all()  # this thread of Twisted's pool may stay idle for hours
+        connections.close_all()  # the calling thread of Twisted's pool may stay idle for hours
 
 
 class BoundedRequest(WebRequest):  # type: ignore[misc]
-    """A request with size limits. Receiving pauses while the sender of a large body is being authenticated.
+    """A request with size limits. While the sender of a large body is authenticated, no more data is received.
 
-    The camelCase methods override those of Twisted.
+    The methods in camelCase override those of Twisted.
     """
 
     _refused = False
     _authenticating = False
     _authenticated = False
     _received_bytes = 0
-    # Arguments of `requestReceived`, if the whole request was received before authentication ended.
+    # The arguments of `requestReceived`, if the whole request was received before the authentication ended.
     _deferred_request: tuple[bytes, bytes, bytes] | None = None
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -117,9 +114,8 @@ class BoundedRequest(WebRequest):  # type: ignore[misc]
         self._received_bytes += len(data)
         self._check_size(self._received_bytes)
         if self._authenticating:
-            self._buffered.append(
-                data
-            )  # data received before the pause took effect: at most one read buffer
+            # Received before the pause took effect: at most one read buffer.
+            self._buffered.append(data)
         elif not self._refused:
             super().handleContentChunk(data)
 
@@ -140,14 +136,14 @@ class BoundedRequest(WebRequest):  # type: ignore[misc]
     def _authenticate(self) -> None:
         self._authenticating = True
         self.channel._networkProducer.pauseProducing()
-        found = [self.requestHeaders.getRawHeaders(name) for name in ("authorization", "cookie")]
-        message = [(values or [""])[0] for values in found]
-        deferToThread(is_authenticated_request, *message).addCallbacks(
+        authorization = self.requestHeaders.getRawHeaders("authorization", [""])[0]
+        cookie = self.requestHeaders.getRawHeaders("cookie", [""])[0]
+        deferToThread(is_authenticated_request, authorization, cookie).addCallbacks(
             self._on_authentication, self._on_authentication_error
         )
 
     def _on_authentication(self, authenticated: bool | None) -> None:
-        """Continue or refuse the request. None: the lookup failed, so respond 503 and not 401."""
+        """Continue or refuse the request. None means that the database was unavailable: respond 503 and not 401."""
         self._authenticating = False
         if self.channel is None:  # the client has disconnected
             return
@@ -202,7 +198,7 @@ class BoundedFactory(HTTPFactory):  # type: ignore[misc]
 
 
 class BodyQueue(asyncio.Queue[dict[str, Any]]):
-    """The queue of ASGI messages for the application. It returns the body first, in chunks read from its file."""
+    """The queue of ASGI messages for the application. First it returns the body, in chunks read from its file."""
 
     def __init__(self, body: IO[bytes]) -> None:
         super().__init__()
@@ -219,7 +215,10 @@ class BodyQueue(asyncio.Queue[dict[str, Any]]):
 
 
 def detach_body(protocol: Any) -> BodyQueue | None:
-    """Return a queue that reads a large body from its file, and give Daphne an empty body; None for a small body."""
+    """Replace a large body by an empty one for Daphne, and return a queue that reads it from its file.
+
+    Return None for a small body, which Twisted holds in memory.
+    """
     body = protocol.content
     if isinstance(body, io.BytesIO):
         return None

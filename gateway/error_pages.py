@@ -10,55 +10,40 @@ from django.utils.translation import gettext as _
 from gateway import problems
 
 
-def error_page(status: int, title: str, sentence: str, request: HttpRequest) -> HttpResponse:
+def error_page(request: HttpRequest, status: int, title: str, sentence: str) -> HttpResponse:
     context = {"status": status, "title": title, "sentence": sentence}
     return render(request, "error.html", context, status=status)
 
 
-def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
+def problem_or_page(request: HttpRequest, status: int, title: str, sentence: str) -> HttpResponse:
     if problems.is_api_request(request):
-        return problems.problem_for_status(400, request)
-    return error_page(
-        400,
-        _("This request could not be understood"),
-        _("Go back, reload the page and try again."),
-        request,
-    )
+        return problems.problem_for_status(status)
+    return error_page(request, status, title, sentence)
+
+
+def bad_request(request: HttpRequest, exception: Exception) -> HttpResponse:
+    title = _("This request could not be understood")
+    return problem_or_page(request, 400, title, _("Go back, reload the page and try again."))
 
 
 def permission_denied(request: HttpRequest, exception: Exception) -> HttpResponse:
-    if problems.is_api_request(request):
-        return problems.problem_for_status(403, request)
-    return error_page(
-        403,
-        _("You may not do this"),
-        _("Ask an administrator of the namespace for access, or sign in as someone else."),
-        request,
-    )
+    sentence = _("Ask an administrator of the namespace for access, or sign in as someone else.")
+    return problem_or_page(request, 403, _("You may not do this"), sentence)
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
-    if problems.is_api_request(request):
-        return problems.problem_for_status(404, request)
-    return error_page(
-        404,
-        _("Not found"),
-        _("The address is wrong, it was deleted, or you may not see it."),
-        request,
-    )
+    sentence = _("The address is wrong, it was deleted, or you may not see it.")
+    return problem_or_page(request, 404, _("Not found"), sentence)
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
     """Render a page without database and context processors, because these may have caused the error."""
     if problems.is_api_request(request):
-        return problems.problem_for_status(500, request)
+        return problems.problem_for_status(500)
     return HttpResponse(render_to_string("500.html"), status=500)
 
 
 def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
-    return error_page(
-        403,
-        _("This page was open for too long"),
-        _("Your session changed meanwhile. Go back, reload the page and send it again."),
-        request,
-    )
+    title = _("This page was open for too long")
+    sentence = _("Your session changed meanwhile. Go back, reload the page and send it again.")
+    return error_page(request, 403, title, sentence)

@@ -15,14 +15,15 @@ from django.views.decorators.http import require_GET
 from clusters.models import ClusterStatus
 from gateway.prometheus import can_read_metrics
 
-# Passes run every few seconds. If the last one is older than this, no engine is running.
-ENGINE_STALE_AFTER = timedelta(seconds=60)
+# Passes run every few seconds. If the last pass is older than this, no engine is running; if the last answer of Slurm
+# is older, the cluster does not respond.
+STALE_AFTER = timedelta(seconds=60)
 
 
 @require_GET
 @never_cache
 def healthz(request: HttpRequest) -> HttpResponse:
-    """Report that this process responds. Checks nothing else: a restart of it would not repair other failures."""
+    """Report that this process responds. Checks nothing else, because restarting it would not repair other failures."""
     return HttpResponse("ok\n", content_type="text/plain")
 
 
@@ -31,7 +32,7 @@ def healthz(request: HttpRequest) -> HttpResponse:
 def readyz(request: HttpRequest) -> JsonResponse:
     """Report whether the database, the engine and every enabled cluster work.
 
-    Everyone gets `ready`; only those who may read the metrics get the result of each check.
+    Everyone gets the overall result; only those who may read the metrics get the result of each check.
     """
     checks: dict[str, dict[str, Any]] = {}
     detailed = False
@@ -54,8 +55,8 @@ def _cluster_checks() -> dict[str, dict[str, Any]]:
     checks: dict[str, dict[str, Any]] = {}
     statuses = ClusterStatus.objects.filter(cluster__enabled=True).select_related("cluster")
     for status in statuses:
-        engine_alive = bool(status.last_pass_at and now - status.last_pass_at < ENGINE_STALE_AFTER)
-        responds = bool(status.last_ok_at and now - status.last_ok_at < ENGINE_STALE_AFTER)
+        engine_alive = bool(status.last_pass_at and now - status.last_pass_at < STALE_AFTER)
+        responds = bool(status.last_ok_at and now - status.last_ok_at < STALE_AFTER)
         check: dict[str, Any] = {"ok": engine_alive and responds}
         if not engine_alive:
             check["message"] = _("No engine has worked on this cluster lately.")

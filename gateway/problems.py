@@ -1,4 +1,4 @@
-"""The table from exceptions to error responses of the API: problem+json (RFC 9457).
+"""Maps exceptions to the error responses of the API, in the format problem+json (RFC 9457).
 
 Every error response has a stable `code`, one sentence in `detail` and, if single values are invalid, their paths in
 `errors`. Raw stderr and tracebacks are written only to the log. Error pages are in `gateway.error_pages`.
@@ -29,6 +29,7 @@ from rest_framework.views import set_rollback
 
 from clusters import errors as cluster_errors
 from core import errors as core_errors
+from core.api.responses import PROBLEM_CONTENT_TYPE
 from core.translation import translate
 from jobs.jobfile import SpecError
 from jobs.plan import PlanError
@@ -37,7 +38,6 @@ from jobs.store.archives import ArchiveRefused
 
 logger = logging.getLogger(__name__)
 
-PROBLEM_CONTENT_TYPE = "application/problem+json"
 RETRY_AFTER_S = 5  # for responses with status 503
 API_PATH_PREFIX = "/api/"
 
@@ -50,7 +50,7 @@ class ProblemType:
     code: str
 
 
-# The entry of the exception's class applies; without one, that of its nearest base class. The order has no meaning.
+# For an exception the entry of its class applies, or else that of the nearest base class. The order has no meaning.
 PROBLEM_TYPES: Mapping[type[BaseException], ProblemType] = {
     SpecError: ProblemType(400, "job_file_invalid"),
     PlanError: ProblemType(422, "job_cannot_run"),
@@ -103,19 +103,15 @@ PROBLEM_TYPES: Mapping[type[BaseException], ProblemType] = {
 
 
 def find_problem_type(error: BaseException) -> ProblemType | None:
-    """The problem type of an exception; None if PROBLEM_TYPES has no entry for it."""
-    for kind in type(error).__mro__:
-        if found := PROBLEM_TYPES.get(kind):
-            break
-    else:
-        return None
+    """Return the problem type of an exception; None if PROBLEM_TYPES has no entry for it."""
     if isinstance(error, drf.APIException) and not isinstance(error, drf.ValidationError):
-        # A DRF exception that was raised with its own code keeps that code and its status.
+        # A DRF exception that was raised with its own code, or whose class has no entry, keeps its code and status.
         code = error.get_codes()
-        known = code == error.default_code and type(error) in PROBLEM_TYPES
-        if isinstance(code, str) and not known:
+        has_entry = code == error.default_code and type(error) in PROBLEM_TYPES
+        if isinstance(code, str) and not has_entry:
             return ProblemType(error.status_code, code)
-    return found
+    entries = (PROBLEM_TYPES.get(base) for base in type(error).__mro__)
+    return next((entry for entry in entries if entry is not None), None)
 
 
 def problem_response(
@@ -161,7 +157,7 @@ def status_title(status: int) -> str:
 
 
 def exception_handler(error: Exception, context: Mapping[str, Any]) -> HttpResponse | None:
-    """DRF's EXCEPTION_HANDLER. Returns None for an exception without an entry: Django logs it and responds 500."""
+    """DRF's EXCEPTION_HANDLER. Returns None for an exception without an entry; Django then logs it and responds 500."""
     problem_type = find_problem_type(error)
     if problem_type is None:
         return None
@@ -188,9 +184,10 @@ def _detail_text(error: Exception, problem_type: ProblemType) -> str:
     if isinstance(error, SpecError | PlanError):
         return summarize_problems(error.problems)
     if isinstance(error, drf.ValidationError | DjangoValidationError):
-        found = list(_list_errors(error))
-        prefix = f"{found[0]['path']}: " if found and found[0]["path"] else ""
-        return prefix + str(found[0]["message"]) if found else _("The request is invalid.")
+        first = next(_list_errors(error), None)
+        if first is None:
+            return _("The request is invalid.")
+        return f"{first['path']}: {first['message']}" if first["path"] else str(first["message"])
     if isinstance(error, drf.APIException):
         return str(error.detail)
     sentences = {
@@ -205,8 +202,8 @@ def _detail_text(error: Exception, problem_type: ProblemType) -> str:
 
 def _list_errors(error: Exception) -> Iterator[dict[str, Any]]:
     if isinstance(error, SpecError | PlanError):
-        for found in error.problems:
-            yield serialize_problem(found)
+        for problem in error.problems:
+            yield serialize_problem(problem)
     elif isinstance(error, ArchiveRefused):
         yield {"path": error.entry, "message": translate(error.user_message), "code": error.code}
     elif isinstance(error, drf.ValidationError):
@@ -223,14 +220,14 @@ def _flatten(detail: Any, path: str) -> Iterator[dict[str, Any]]:
     """Turn DRF's tree of error messages into a list with paths such as `parameters[2].name`."""
     if isinstance(detail, Mapping):
         for key, value in detail.items():
-            # DRF reports errors of list items in a list, or in a mapping by index.
+            # DRF reports the errors of list items as a list, or as a mapping with the indexes as keys.
             if isinstance(key, int):
-                inner = f"{path}[{key}]"
+                inner_path = f"{path}[{key}]"
             elif key == "non_field_errors":
-                inner = path
+                inner_path = path
             else:
-                inner = f"{path}.{key}" if path else str(key)
-            yield from _flatten(value, inner)
+                inner_path = f"{path}.{key}" if path else str(key)
+            yield from _flatten(value, inner_path)
     elif isinstance(detail, list | tuple):
         for index, value in enumerate(detail):
             nested = isinstance(value, Mapping | list)
@@ -261,8 +258,8 @@ def is_api_request(request: HttpRequest) -> bool:
     return request.path.startswith(API_PATH_PREFIX)
 
 
-def problem_for_status(status: int, request: HttpRequest) -> HttpResponse:
-    """The problem+json response for a request that no view of the API handled."""
+def problem_for_status(status: int) -> HttpResponse:
+    """Build the error response to a request that no view of the API handled."""
     codes = {400: "bad_request", 403: "forbidden", 404: "not_found", 500: "internal_error"}
     sentences = {
         400: _("The request could not be parsed."),

@@ -1,7 +1,7 @@
 """`/metrics` for Prometheus: jobs by state, the engine's polls, the age of the data.
 
-All metrics except the number of websockets come from the database, so every web process reports all engines. Allowed
-are requests from this machine, administrators, and requests with the bearer token METRICS_TOKEN.
+All metrics except the number of websockets come from the database, so every web process reports all engines. Requests
+from this machine, from administrators and with the bearer token METRICS_TOKEN are allowed.
 """
 
 from __future__ import annotations
@@ -41,17 +41,9 @@ class SluiceCollector(Collector):
         metric = GaugeMetricFamily(
             "sluice_jobs", "Jobs that are not deleted, by state", labels=["cluster", "state"]
         )
-        counts: dict[tuple[str, str], int] = {}
-        names = set()
-        for name, state, count in (
-            Job.objects.not_deleted()
-            .values_list("cluster__name", "state")
-            .order_by()
-            .annotate(Count("pk"))
-        ):
-            names.add(name)
-            counts[name, state] = count
-        for name in sorted(names):
+        by_state = Job.objects.not_deleted().values_list("cluster__name", "state").order_by()
+        counts = {(name, state): count for name, state, count in by_state.annotate(Count("pk"))}
+        for name in sorted({name for name, _state in counts}):
             for state in JobState:
                 metric.add_metric([name, state.value], counts.get((name, state.value), 0))
         return metric
@@ -83,15 +75,15 @@ class SluiceCollector(Collector):
         seconds = CounterMetricFamily(
             "sluice_engine_pass_seconds", "Total duration of polls", labels=["cluster"]
         )
-        last = GaugeMetricFamily(
+        last_pass = GaugeMetricFamily(
             "sluice_engine_last_pass_seconds", "Duration of the last poll", labels=["cluster"]
         )
-        read = GaugeMetricFamily(
+        last_read = GaugeMetricFamily(
             "sluice_engine_last_read_seconds",
             "Part of the last poll spent in squeue and sacct",
             labels=["cluster"],
         )
-        fence = CounterMetricFamily(
+        takeovers = CounterMetricFamily(
             "sluice_engine_takeovers", "Changes of the leader", labels=["cluster"]
         )
         commands = CounterMetricFamily(
@@ -102,21 +94,21 @@ class SluiceCollector(Collector):
         )
         for lease in EngineLease.objects.select_related("cluster"):
             name, stats = lease.cluster.name, lease.stats
-            fence.add_metric([name], lease.fence)
+            takeovers.add_metric([name], lease.fence)
             passes.add_metric([name], stats.get("passes", 0))
             seconds.add_metric([name], stats.get("passSecondsTotal", 0))
-            last.add_metric([name], stats.get("lastPassS", 0))
-            read.add_metric([name], stats.get("lastReadS", 0))
+            last_pass.add_metric([name], stats.get("lastPassS", 0))
+            last_read.add_metric([name], stats.get("lastReadS", 0))
             for command, count in stats.get("commands", {}).items():
                 commands.add_metric([name, command], count)
             for kind, count in stats.get("failures", {}).items():
                 failures.add_metric([name, kind], count)
-        return [passes, seconds, last, read, fence, commands, failures]
+        return [passes, seconds, last_pass, last_read, takeovers, commands, failures]
 
 
 def can_read_metrics(request: HttpRequest) -> bool:
     """Whether the request has the metrics token, is an administrator's, or comes from this machine without a proxy."""
-    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    scheme, _space, token = request.headers.get("Authorization", "").partition(" ")
     if settings.METRICS_TOKEN and scheme.lower() == "bearer":
         return compare_digest(token.strip().encode(), settings.METRICS_TOKEN.encode())
     if request.user.is_authenticated and request.user.is_active and request.user.is_superuser:

@@ -1,8 +1,8 @@
 """Daphne with back-pressure: the application's `await send(…)` waits while the client does not read.
 
-Daphne 4.2 puts every frame and body chunk into Twisted's write buffer, which has no size limit: for one slow reader of
-a large log the whole log would be in memory. Twisted tells a registered producer to pause when the buffer is full and
-to resume when it is empty; here `send` waits in between.
+Daphne 4.2 puts every frame and body chunk into Twisted's write buffer, which has no size limit: a client that reads
+a large log slowly would cause the whole log to be in memory. Twisted tells a registered producer to pause when the
+buffer is full and to resume when it is empty; with this server `send` waits in between.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zope.interface import implementer
 
 from gateway.bodies import BoundedFactory, detach_body
 
-# With Autobahn's default of 1 s, slow clients are disconnected before they have read everything.
+# With Autobahn's default of 1 s, slow clients would be disconnected before they have read everything.
 CLOSE_HANDSHAKE_TIMEOUT_S = 60.0
 # How often a waiting `send` checks whether the client has disconnected.
 DRAIN_RECHECK_S = 1.0
@@ -28,7 +28,7 @@ DRAIN_RECHECK_S = 1.0
 
 @implementer(IPushProducer)
 class WriteFlowControl:
-    """A producer with an event that is cleared while the transport's write buffer is full."""
+    """A Twisted producer. `writable` is not set while the write buffer of the transport is full."""
 
     def __init__(self) -> None:
         self.writable = asyncio.Event()
@@ -78,8 +78,7 @@ class BackpressureServer(Server):  # type: ignore[misc]
         return queue
 
     async def handle_reply(self, protocol: Any, message: dict[str, Any]) -> None:
-        last_chunk = message["type"] == "http.response.body" and not message.get("more_body")
-        if last_chunk:
+        if message["type"] == "http.response.body" and not message.get("more_body"):
             self._release_flow_control(protocol)
         # After the client's close frame Autobahn raises Disconnected for every message. Daphne learns of the close
         # later and then sends `websocket.disconnect` to the application.

@@ -50,23 +50,18 @@ TESTING = not sys.modules.keys().isdisjoint({"pytest", "mypy"})
 DEMO = env_flag("SLUICE_DEMO", default=TESTING)
 DEBUG = env_flag("SLUICE_DEBUG")
 
-KNOWN_BAD_SECRETS = {"secret", "changeme", "change-me", "insecure", "django-insecure"}
-
 
 def load_secret_key() -> str:
     """The value of SLUICE_SECRET_KEY. Only the demo creates a key itself, in a file with mode 0600."""
-    given = os.environ.get("SLUICE_SECRET_KEY", "")
-    if given:
-        if (
-            len(given) < 32
-            or given.lower() in KNOWN_BAD_SECRETS
-            or given.startswith("django-insecure")
-        ):
+    secret_key = os.environ.get("SLUICE_SECRET_KEY", "")
+    if secret_key:
+        # `django-admin startproject` generates keys with this prefix, which are often published with the project.
+        if len(secret_key) < 32 or secret_key.startswith("django-insecure"):
             raise ImproperlyConfigured(
                 "SLUICE_SECRET_KEY is too short or well known. Give it at least 32 random "
                 "characters, for example from: openssl rand -base64 48"
             )
-        return given
+        return secret_key
     if TESTING:
         return secrets.token_urlsafe(48)
     if not DEMO:
@@ -253,11 +248,11 @@ CONTENT_SECURITY_POLICY = "; ".join(
 # --- API ------------------------------------------------------------------------------------
 
 API_MAX_BODY_BYTES = env_int("SLUICE_API_MAX_BODY_BYTES", 2 * 1024 * 1024)
-# Requests of a person per minute and web process. All of a minute's requests may come at once.
+# Requests of a person per minute, counted by each web process. All requests of a minute may come at once.
 API_READS_PER_MINUTE = env_int("SLUICE_API_READS_PER_MINUTE", 3000)
 API_WRITES_PER_MINUTE = env_int("SLUICE_API_WRITES_PER_MINUTE", 600)
 API_TOKEN_MAX_DAYS = env_int("SLUICE_API_TOKEN_MAX_DAYS", 366)
-# The lifetime of a token for which none was requested. The page and the API use it without a further check.
+# The lifetime of a token if the request contains none. Limited here, because page and API do not check it again.
 API_TOKEN_DEFAULT_DAYS = min(env_int("SLUICE_API_TOKEN_DEFAULT_DAYS", 90), API_TOKEN_MAX_DAYS)
 UPLOAD_DIR = Path(os.environ.get("SLUICE_UPLOAD_DIR") or SLUICE_HOME / "uploads")
 UPLOAD_MAX_BYTES = env_int("SLUICE_UPLOAD_MAX_BYTES", 1024**3)
@@ -312,7 +307,7 @@ UID_FLOOR = env_int("SLUICE_UID_FLOOR", 1000)
 # After this many days the rows of deleted jobs, and events, are removed from the database.
 KEEP_DELETED_JOBS_DAYS = env_int("SLUICE_KEEP_DELETED_JOBS_DAYS", 30)
 KEEP_EVENTS_DAYS = env_int("SLUICE_KEEP_EVENTS_DAYS", 365)
-# Uploaded code is deleted this many days after its last use, unless a live job needs it.
+# This many days after its last use uploaded code is deleted, unless a live job needs it.
 KEEP_UPLOADS_DAYS = env_int("SLUICE_KEEP_UPLOADS_DAYS", 90)
 
 # --- websockets -----------------------------------------------------------------------------

@@ -2,8 +2,8 @@
 
 Under ASGI, Django 5.2 starts a thread and opens a database connection for each request, and switches between thread
 and event loop at each middleware. For a small request this takes most of the time. All views and middlewares of Sluice
-are synchronous, so here one thread handles a request from start to response. The pool is small because threads compete
-for the interpreter lock. Streamed responses are sent from the event loop and end when the client disconnects.
+are synchronous, so with this handler one thread runs the whole request. The pool is small because threads compete for
+the interpreter lock. Streamed responses are sent from the event loop and end when the client disconnects.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from django.core.handlers.asgi import ASGIHandler, get_script_prefix
 from django.http.response import HttpResponseBase
 from django.urls import set_script_prefix
 
-# Requests for files and logs mostly wait for a cluster. They have separate threads, so that others need not wait.
+# Requests for files and logs mostly wait for a cluster. They have their own threads, so that other requests need not
+# wait for them.
 REMOTE_IO_PATHS = re.compile(r"/api/v1/jobs/[^/]+/(files|logs)\b")
 
-# Most responses are ready within this time. Only for longer requests a task watches for a disconnect of the client.
+# Most responses are ready within this time. Only for slower requests a task waits for the client's disconnect.
 DISCONNECT_CHECK_DELAY_S = 0.5
 
 T = TypeVar("T")

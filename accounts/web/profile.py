@@ -23,10 +23,9 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST
 
-from accounts.api import MAX_TOKENS_PER_PERSON
 from accounts.models import ApiToken, User
-from accounts.tokens import create_token, revoke_token, revoke_user_tokens
-from accounts.web.sign_in import THEME_COOKIE, set_preference_cookie
+from accounts.tokens import create_token, has_max_tokens, revoke_token, revoke_user_tokens
+from accounts.web.sign_in import set_saved_preference_cookies
 
 if TYPE_CHECKING:
     UserModelForm = forms.ModelForm[User]
@@ -37,7 +36,7 @@ _profile_context_functions: list[Callable[[User], dict[str, Any]]] = []
 
 
 def add_profile_context(get_context: Callable[[User], dict[str, Any]]) -> None:
-    """Register a function of an app above this one that returns template context for a user's profile page."""
+    """Register a function that returns template context for a user's profile page. For apps that import this one."""
     _profile_context_functions.append(get_context)
 
 
@@ -49,7 +48,7 @@ def add_form_css_classes(form: forms.BaseForm) -> None:
     """Add CSS classes to the form's fields, and mark fields with errors as invalid for screen readers."""
     for name, field in form.fields.items():
         field.widget.attrs["class"] = next(
-            (name for kind, name in WIDGET_CSS_CLASSES if isinstance(field.widget, kind)),
+            (css for widget, css in WIDGET_CSS_CLASSES if isinstance(field.widget, widget)),
             "form-control",
         )
         if form.is_bound and name in form.errors:
@@ -77,9 +76,7 @@ def profile_page(request: HttpRequest) -> HttpResponse:
         form.save()
         messages.success(request, _("Your profile is saved."))
         response = HttpResponseRedirect(reverse("profile"))
-        if user.language:
-            set_preference_cookie(response, settings.LANGUAGE_COOKIE_NAME, user.language)
-        set_preference_cookie(response, THEME_COOKIE, user.theme)
+        set_saved_preference_cookies(response, user)
         return response
     context: dict[str, Any] = {"form": form}
     for get_context in _profile_context_functions:
@@ -122,14 +119,14 @@ class TokenForm(forms.Form):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        days = sorted(
+        lifetimes_days = sorted(
             {
-                *(n for n in TOKEN_LIFETIMES_DAYS if n <= settings.API_TOKEN_MAX_DAYS),
+                *(days for days in TOKEN_LIFETIMES_DAYS if days <= settings.API_TOKEN_MAX_DAYS),
                 settings.API_TOKEN_DEFAULT_DAYS,
             }
         )
         field = cast("forms.TypedChoiceField", self.fields["days"])
-        field.choices = [(n, _("%(days)s days") % {"days": n}) for n in days]
+        field.choices = [(days, _("%(days)s days") % {"days": days}) for days in lifetimes_days]
         field.initial = settings.API_TOKEN_DEFAULT_DAYS
         add_form_css_classes(self)
 
@@ -139,13 +136,12 @@ class TokenForm(forms.Form):
 @sensitive_post_parameters()
 @login_required
 def tokens_page(request: HttpRequest) -> HttpResponse:
-    """List the person's tokens and create one. The secret of a new token is only in this response."""
+    """List the person's tokens; a POST also creates one, whose secret is only in this response."""
     user = cast("User", request.user)
     form = TokenForm(request.POST or None)
-    usable = ApiToken.objects.filter(user=user, revoked_at=None)
     secret = ""
     if request.method == "POST" and form.is_valid():
-        if usable.filter(expires_at__gt=timezone.now()).count() >= MAX_TOKENS_PER_PERSON:
+        if has_max_tokens(user=user):
             form.add_error(None, _("You have too many tokens. Revoke those you do not need."))
         else:
             _token, secret = create_token(
@@ -155,13 +151,14 @@ def tokens_page(request: HttpRequest) -> HttpResponse:
                 expires_at=timezone.now() + timedelta(days=form.cleaned_data["days"]),
             )
             form = TokenForm()
-    recent = timezone.now() - timedelta(days=30)
+    now = timezone.now()
+    cutoff = now - timedelta(days=30)
     context = {
         "form": form,
         "secret": secret,
-        "now": timezone.now(),
+        "now": now,
         "tokens": ApiToken.objects.filter(user=user).filter(
-            Q(revoked_at=None, expires_at__gt=recent) | Q(revoked_at__gt=recent)
+            Q(revoked_at=None, expires_at__gt=cutoff) | Q(revoked_at__gt=cutoff)
         ),
         "server": request.build_absolute_uri("/").rstrip("/"),
     }

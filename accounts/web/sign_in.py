@@ -1,4 +1,4 @@
-"""Views for sign-in, with rate limits, and for the preferences (language and theme)."""
+"""Views for sign-in, with rate limits, and for a person's preferences: language and theme."""
 
 from __future__ import annotations
 
@@ -33,13 +33,19 @@ def set_preference_cookie(response: HttpResponse, name: str, value: str) -> None
     )
 
 
+def set_saved_preference_cookies(response: HttpResponse, user: User) -> None:
+    if user.language:
+        set_preference_cookie(response, settings.LANGUAGE_COOKIE_NAME, user.language)
+    set_preference_cookie(response, THEME_COOKIE, user.theme)
+
+
 class SignInView(LoginView):
     """The login page. After sign-in it sets the cookies of the person's saved language and theme."""
 
     redirect_authenticated_user = True
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        # Normalize as Django's form does, so that different spellings of one name count together.
+        # Normalized as by Django's form, so that different spellings of one name have one limit.
         name = unicodedata.normalize("NFKC", request.POST.get("username", "")).strip()[:150]
         address = request.META.get("REMOTE_ADDR", "")
         limits = (
@@ -49,23 +55,20 @@ class SignInView(LoginView):
         for key, per_minute in limits:
             if wait_s := rate_limit_buckets.take(key, per_minute):
                 context = self.get_context_data(wait_s=math.ceil(wait_s))
-                answer = self.render_to_response(context, status=429)
-                answer["Retry-After"] = str(math.ceil(wait_s))
-                return answer
+                response = self.render_to_response(context, status=429)
+                response["Retry-After"] = str(math.ceil(wait_s))
+                return response
         return super().post(request, *args, **kwargs)
 
     def form_valid(self, form: Any) -> HttpResponse:
         response = super().form_valid(form)
-        user = form.get_user()
-        if user.language:
-            set_preference_cookie(response, settings.LANGUAGE_COOKIE_NAME, user.language)
-        set_preference_cookie(response, THEME_COOKIE, user.theme)
+        set_saved_preference_cookies(response, form.get_user())
         return response
 
 
 @never_cache
 def admin_sign_in(request: HttpRequest) -> HttpResponse:
-    """Replace the admin site's login page, which has no rate limit, by a redirect to Sluice's login page."""
+    """Redirect to Sluice's login page. Replaces the login page of the admin site, which has no rate limit."""
     if request.user.is_authenticated:
         if not request.user.is_staff:
             raise PermissionDenied
@@ -76,24 +79,24 @@ def admin_sign_in(request: HttpRequest) -> HttpResponse:
 
 @require_POST
 def set_preferences(request: HttpRequest) -> HttpResponse:
-    """Set the cookies of language and theme, and store them in the user's row if a person is signed in."""
+    """Set the cookies of language and theme; if a person is signed in, also store both in the person's row."""
     next_url = request.POST.get("next", "")
     if not url_has_allowed_host_and_scheme(
         next_url, allowed_hosts={request.get_host()}, require_https=request.is_secure()
     ):
         next_url = "/"
     parts = urlsplit(next_url)
-    # Exactly one leading slash: a browser takes a path that starts with two slashes for another host.
+    # Exactly one leading slash: browsers read the text after two leading slashes as a host name.
     path = "/" + parts.path.lstrip("/\\")
     response = HttpResponseRedirect(path + (f"?{parts.query}" if parts.query else ""))
-    changed = []
+    changes = {}
     language, theme = request.POST.get("language", ""), request.POST.get("theme", "")
     if language in dict(settings.LANGUAGES) and check_for_language(language):
         set_preference_cookie(response, settings.LANGUAGE_COOKIE_NAME, language)
-        changed.append(("language", language))
+        changes["language"] = language
     if theme in User.Theme.values:
         set_preference_cookie(response, THEME_COOKIE, theme)
-        changed.append(("theme", theme))
-    if changed and request.user.is_authenticated:
-        User.objects.filter(pk=request.user.pk).update(**dict(changed))
+        changes["theme"] = theme
+    if changes and request.user.is_authenticated:
+        User.objects.filter(pk=request.user.pk).update(**changes)
     return response

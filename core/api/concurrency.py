@@ -1,7 +1,7 @@
-"""Limits the number of slow requests that run at the same time, per person and per cluster.
+"""Limits how many requests that read from clusters run at the same time, per person and per cluster.
 
-A request that reads from a cluster occupies one of this process's few threads, and a hanging file system blocks that
-thread for half a minute. The limit keeps threads free for other requests. Each web process counts its own requests.
+Such a request occupies one of the few threads of its web process, and a file system that hangs blocks the thread for
+half a minute. The limits keep threads free for other requests. Each web process counts its own requests.
 """
 
 from __future__ import annotations
@@ -23,37 +23,33 @@ class ConcurrencyLimiter:
     """Counts the requests in progress per key, for example per cluster."""
 
     def __init__(self) -> None:
-        self._in_use: Counter[str] = Counter()
+        self._in_progress: Counter[str] = Counter()  # has no keys with the count 0
         self._lock = threading.Lock()
 
     @contextmanager
     def slot(self, limit: int, key: str, error: Exception | None = None) -> Iterator[None]:
-        """Count one request of `key` while the context is open.
+        """While the context is open, count one request of `key`.
 
         Raises `error` (default: Throttled) if `limit` requests of this key are already in progress.
         """
         with self._lock:
-            if self._in_use[key] >= limit:
+            if self._in_progress[key] >= limit:
                 raise error or Throttled(wait=1)
-            self._in_use[key] += 1
+            self._in_progress[key] += 1
         try:
             yield
         finally:
             with self._lock:
-                self._in_use[key] -= 1
-                if not self._in_use[key]:
-                    del self._in_use[key]
-
-    def keys(self) -> set[str]:
-        with self._lock:
-            return set(self._in_use)
+                self._in_progress[key] -= 1
+                if not self._in_progress[key]:
+                    del self._in_progress[key]
 
 
 concurrency_limiter = process_state.get(ConcurrencyLimiter)
 
 
 def cluster_request_slot(cluster_id: int, name: str) -> AbstractContextManager[None]:
-    """Count one request that waits for this cluster while the context is open.
+    """While the context is open, count one request that waits for this cluster.
 
     Raises ClusterBusy if requests for this cluster already occupy half of the threads for remote I/O.
     """

@@ -1,6 +1,6 @@
-"""Serializer fields for request bodies that accept only the exact JSON type, and the schema of problem+json.
+"""Serializer and fields for request bodies: they reject unknown fields and values of another JSON type.
 
-The types of other response bodies are in `core.api.shapes`.
+The types of response bodies are in `core.api.shapes`.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ class StrictSerializer(serializers.Serializer[Any]):
 
     def to_internal_value(self, data: Any) -> Any:
         if isinstance(data, dict):
-            known = [name for name, field in self.fields.items() if not field.read_only]
-            unknown = {
-                str(name)[:100]: [_unknown_field(str(name), known)]
+            known_names = [name for name, field in self.fields.items() if not field.read_only]
+            errors = {
+                str(name)[:100]: [_unknown_field_message(str(name), known_names)]
                 for name in data
-                if name not in known
+                if name not in known_names
             }
-            if unknown:
-                raise serializers.ValidationError(unknown, code="unknown_field")
+            if errors:
+                raise serializers.ValidationError(errors, code="unknown_field")
         return super().to_internal_value(data)
 
 
-def _unknown_field(name: str, known: list[str]) -> str:
-    near = get_close_matches(name, known, n=1, cutoff=0.5)
-    if near:
-        return _("There is no such field. Did you mean “%(near)s”?") % {"near": near[0]}
-    return _("There is no such field. Known are: %(known)s.") % {"known": ", ".join(known)}
+def _unknown_field_message(name: str, known_names: list[str]) -> str:
+    similar_names = get_close_matches(name, known_names, n=1, cutoff=0.5)
+    if similar_names:
+        return _("There is no such field. Did you mean “%(near)s”?") % {"near": similar_names[0]}
+    return _("There is no such field. Known are: %(known)s.") % {"known": ", ".join(known_names)}
 
 
 class StrictCharField(serializers.CharField):
@@ -60,24 +60,3 @@ class StrictBooleanField(serializers.BooleanField):
         if not isinstance(data, bool):
             self.fail("invalid", input=data)
         return data
-
-
-class ProblemErrorSerializer(serializers.Serializer[Any]):
-    path = serializers.CharField(help_text="Which value: taskRoles[1].portList[0].beginAt")
-    message = serializers.CharField()
-    code = serializers.CharField()
-    value = serializers.CharField(required=False)
-    suggestion = serializers.CharField(required=False)
-    line = serializers.IntegerField(required=False, allow_null=True)
-    column = serializers.IntegerField(required=False, allow_null=True)
-
-
-class ProblemSerializer(serializers.Serializer[Any]):
-    """Every error response (RFC 9457)."""
-
-    type = serializers.CharField()
-    title = serializers.CharField()
-    status = serializers.IntegerField()
-    code = serializers.CharField(help_text="Stable; for programs.")
-    detail = serializers.CharField(help_text="One sentence; for people.")
-    errors = ProblemErrorSerializer(many=True)  # type: ignore[assignment]

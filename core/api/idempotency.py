@@ -1,4 +1,4 @@
-"""Idempotency keys: repeated requests with the same key and content create one object."""
+"""Idempotency keys: of repeated requests with the same key and content, only the first creates an object."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from core.models import IdempotencyKey
 IDEMPOTENCY_KEY_LIFETIME = timedelta(days=2)
 
 
-class _HasUuid(Protocol):
+class _HasPrimaryKey(Protocol):
     @property
     def pk(self) -> Any: ...
 
 
-T = TypeVar("T", bound=_HasUuid)
+T = TypeVar("T", bound=_HasPrimaryKey)
 
 
 def compute_fingerprint(*parts: Any) -> str:
@@ -42,16 +42,17 @@ def get_or_create_for_key(
 ) -> tuple[T, bool]:
     """Return the object created for this key, and True if an earlier request created it.
 
-    Raises KeyReused if the key was used with another fingerprint. Without a key every call creates an object.
-    The key's row and the object are written in one transaction: a concurrent request with the same key waits at
-    the unique index, and a failed request leaves no key.
+    `create` creates the object; `find` returns the object with this id, None if it was deleted. If `key` is empty,
+    every call creates an object. Raises KeyReused if the key was used with another fingerprint. The key's row and the
+    object are written in one transaction: a concurrent request with the same key waits at the unique index, and
+    a failed request leaves no row.
     """
     if not key:
         return create(), False
     try:
         with transaction.atomic():
-            expired = timezone.now() - IDEMPOTENCY_KEY_LIFETIME
-            IdempotencyKey.objects.filter(user_id=user_id, created_at__lt=expired).delete()
+            cutoff = timezone.now() - IDEMPOTENCY_KEY_LIFETIME
+            IdempotencyKey.objects.filter(user_id=user_id, created_at__lt=cutoff).delete()
             row = IdempotencyKey.objects.filter(user_id=user_id, key=key).first()
             if row is None:
                 with transaction.atomic():
@@ -73,7 +74,7 @@ def get_or_create_for_key(
             ),
             key=key,
         )
-    found = find(row.result_id) if row.result_id else None
-    if found is None:
+    earlier = find(row.result_id) if row.result_id else None
+    if earlier is None:
         raise NotFound(_("The job created with this Idempotency-Key was deleted."), key=key)
-    return found, True
+    return earlier, True

@@ -1,4 +1,4 @@
-"""Pagination cursors: opaque, signed, valid only for the query and the person they were issued to."""
+"""Pagination cursors: opaque, signed, valid only for the person and the query for which they were issued."""
 
 from __future__ import annotations
 
@@ -23,21 +23,24 @@ def compute_query_fingerprint(*parts: Any) -> str:
 
 
 def encode_cursor(key: tuple[Any, uuid.UUID], query: str) -> str:
-    """Return a cursor after the row with this sort value and id, for the query with this fingerprint."""
+    """Return the cursor for the page after the last row. `key` is that row's sort value and id.
+
+    `query` is the fingerprint of the query.
+    """
     value, last_id = key
-    kind = "v"
+    value_type = "v"  # a value that JSON can contain
     if isinstance(value, datetime):
-        kind, value = "t", value.isoformat()
-    return signing.dumps([query, kind, value, last_id.hex], salt=CURSOR_SALT)
+        value_type, value = "t", value.isoformat()
+    return signing.dumps([query, value_type, value, last_id.hex], salt=CURSOR_SALT)
 
 
 def decode_cursor(cursor: str, query: str) -> tuple[Any, uuid.UUID]:
-    """Return sort value and id of the last row. Raises ValidationError for a cursor of another query."""
+    """Return the `key` of `encode_cursor`. Raises ValidationError if the cursor is of another query."""
     try:
         if len(cursor) > MAX_CURSOR_LENGTH:
             raise ValueError
-        issued_for, kind, value, last_id = signing.loads(cursor, salt=CURSOR_SALT)
-        key = (datetime.fromisoformat(value) if kind == "t" else value), uuid.UUID(last_id)
+        issued_for, value_type, value, last_id = signing.loads(cursor, salt=CURSOR_SALT)
+        key = (datetime.fromisoformat(value) if value_type == "t" else value), uuid.UUID(last_id)
     except (signing.BadSignature, ValueError, TypeError) as error:
         raise ValidationError(
             {"cursor": [_("This is no cursor of ours. Take it from “next” of the page before.")]},

@@ -1,6 +1,6 @@
 """Parses JSON request bodies into values that the database can store.
 
-A body that is too large, nested too deeply, not Unicode or not JSON is rejected before the view runs.
+Rejects a body that is too large, nested too deeply, not UTF-8 or not JSON, before the view uses it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BodyTooLarge(APIException):
 
 
 def read_body(stream: IO[bytes], context: Mapping[str, Any] | None) -> bytes:
-    """Return the whole body. Raises BodyTooLarge; if Content-Length exceeds the limit, without reading the body."""
+    """Return the whole body. Raises BodyTooLarge, before reading anything if Content-Length exceeds the limit."""
     limit: int = settings.API_MAX_BODY_BYTES
     request = (context or {}).get("request")
     try:
@@ -80,9 +80,10 @@ def parse_json(body: bytes) -> Any:
             % error_params
         ) from error
     _check_depth(value)
+    # Databases cannot store NUL and lone surrogates. In valid UTF-8 they can occur only as escapes (\u0000, \ud800).
     if "\\u" in text:
-        for found in _iter_strings(value):
-            if "\0" in found or not _is_encodable(found):
+        for string in _iter_strings(value):
+            if "\0" in string or not _is_encodable(string):
                 raise ParseError(_("The body holds a NUL or half a character (a lone surrogate)."))
     return value
 
@@ -92,13 +93,13 @@ def _reject_constant(constant: str) -> Any:
 
 
 def _check_depth(value: Any) -> None:
-    level = [value]
+    level = [value]  # the values at one depth
     for _depth in range(MAX_JSON_DEPTH):
         level = [
             item
-            for found in level
-            if isinstance(found, dict | list)
-            for item in (found.values() if isinstance(found, dict) else found)
+            for container in level
+            if isinstance(container, dict | list)
+            for item in (container.values() if isinstance(container, dict) else container)
         ]
         if not level:
             return
@@ -138,12 +139,15 @@ class JsonParser(BaseParser):
 
 
 class JsonContentNegotiation(BaseContentNegotiation):
-    """Selects JSON whatever the Accept header contains. Views that return YAML or bytes read the header themselves."""
+    """Answers in JSON whatever the Accept header contains. Views that return YAML or bytes read the header themselves.
+
+    A parser may list further media types in `media_types`.
+    """
 
     def select_parser(self, request: Request, parsers: Any) -> BaseParser | None:
-        kind = (request.content_type or "").partition(";")[0].strip().lower()
+        media_type = (request.content_type or "").partition(";")[0].strip().lower()
         for parser in parsers:
-            if kind == parser.media_type or kind in getattr(parser, "media_types", ()):
+            if media_type in (parser.media_type, *getattr(parser, "media_types", ())):
                 return parser  # type: ignore[no-any-return]
         return None
 

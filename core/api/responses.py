@@ -1,4 +1,4 @@
-"""JSON responses, serialized with orjson."""
+"""JSON responses, serialized with orjson, and the content type of error responses."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import Any
 import orjson
 from django.http import HttpResponse
 
+PROBLEM_CONTENT_TYPE = "application/problem+json"
+
 
 def json_response(body: Any, status: int = 200) -> HttpResponse:
-    """Build a JSON response without DRF's renderers and content negotiation, which take longer than the query."""
+    """Build a JSON response without DRF's renderers and content negotiation, which take longer than a query."""
     try:
         text = orjson.dumps(body)
     except TypeError:

@@ -1,10 +1,10 @@
-"""The OpenAPI document, with the error responses that all operations share."""
+"""The OpenAPI document of the API, and its descriptions of error responses."""
 
 from __future__ import annotations
 
 import json
 from functools import lru_cache
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 from django.http import HttpRequest, HttpResponse
 from django.utils import translation
@@ -12,9 +12,9 @@ from django.views.decorators.http import require_GET
 from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.utils import OpenApiResponse
 
-from core.api.fields import ProblemSerializer
+from core.api.responses import PROBLEM_CONTENT_TYPE
+from core.api.shapes import Help, serializer_of
 
-PROBLEM_TYPE = "application/problem+json"
 STATUS_DESCRIPTIONS = {
     400: "The request is invalid; `errors` names each value and the reason.",
     401: "Not signed in, or the token is invalid, expired or revoked.",
@@ -33,11 +33,32 @@ STATUS_DESCRIPTIONS = {
 }
 
 
+class ProblemErrorShape(TypedDict):
+    path: Annotated[str, Help("Which value: taskRoles[1].portList[0].beginAt")]
+    message: str
+    code: str
+    value: NotRequired[str]
+    suggestion: NotRequired[str]
+    line: NotRequired[int | None]
+    column: NotRequired[int | None]
+
+
+class ProblemShape(TypedDict):
+    """Every error response (RFC 9457)."""
+
+    type: str
+    title: str
+    status: int
+    code: Annotated[str, Help("Stable; for programs.")]
+    detail: Annotated[str, Help("One sentence; for people.")]
+    errors: list[ProblemErrorShape]
+
+
 def problem_responses(*statuses: int) -> dict[tuple[int, str], OpenApiResponse]:
-    """Error responses of an operation, for `extend_schema(responses=…)`."""
+    """Describe error responses of an operation, for `extend_schema(responses=…)`."""
     return {
-        (status, PROBLEM_TYPE): OpenApiResponse(
-            ProblemSerializer, description=STATUS_DESCRIPTIONS[status]
+        (status, PROBLEM_CONTENT_TYPE): OpenApiResponse(
+            serializer_of(ProblemShape), description=STATUS_DESCRIPTIONS[status]
         )
         for status in statuses
     }
@@ -45,7 +66,7 @@ def problem_responses(*statuses: int) -> dict[tuple[int, str], OpenApiResponse]:
 
 @lru_cache(maxsize=1)
 def render_schema() -> str:
-    """Return the OpenAPI document in English. Cached, because generating it takes one second of CPU time."""
+    """Return the OpenAPI document in English. Cached, because its generation takes one second of CPU time."""
     with translation.override("en"):
         document = SchemaGenerator(api_version="1").get_schema(request=None, public=True)  # type: ignore[no-untyped-call]
     return json.dumps(document)
@@ -63,14 +84,14 @@ def add_common_responses(result: dict[str, Any], generator: Any, **_options: Any
     for path in result["paths"].values():
         for method, operation in path.items():
             responses = operation["responses"]
-            # 403: the token has the scope `read`, or a session request has no CSRF token.
+            # 403 if the token has the scope `read`, or if a request with a session has no CSRF token.
             error_statuses = (401, 429, 503) if method == "get" else (401, 403, 429, 503)
             for status in error_statuses:
                 responses.setdefault(
                     str(status),
                     {
                         "description": STATUS_DESCRIPTIONS[status],
-                        "content": {PROBLEM_TYPE: {"schema": reference}},
+                        "content": {PROBLEM_CONTENT_TYPE: {"schema": reference}},
                     },
                 )
             operation["responses"] = dict(sorted(responses.items()))

@@ -1,4 +1,4 @@
-"""Shapes. A shape is the type of one JSON object of the API: a TypedDict with the object's fields.
+"""Shapes: a shape is the type of one JSON object of the API, a TypedDict with the object's fields.
 
 The code that builds a response body is type-checked against the shape, and `serializer_of` derives the OpenAPI schema
 from it. `RowShape` builds objects of a shape from database rows, if each field declares its columns with `From`.
@@ -48,9 +48,9 @@ class Choices:
 
 @dataclass(frozen=True, slots=True)
 class From:
-    """The columns that a field is built from.
+    """The database columns that a field is built from.
 
-    `build(row, context)` computes the value; without it the value is that of the only column.
+    `build(row, context)` computes the value of the field; without `build` it is the value of the only column.
     """
 
     columns: tuple[str, ...]
@@ -64,7 +64,7 @@ class Sparse:
 
 @dataclass(frozen=True, slots=True)
 class _SerializerField:
-    """The serializer field of a string in a special format."""
+    """The DRF field class of a string in a special format, such as a UUID."""
 
     field: type[serializers.Field[Any, Any, Any, Any]]
 
@@ -90,7 +90,7 @@ _FIELD_TYPES: Mapping[Any, type[serializers.Field[Any, Any, Any, Any]]] = {
 def serializer_of(shape: Any, sparse: bool = False) -> type[serializers.Serializer[Any]]:
     """Return the serializer that describes the shape in the OpenAPI schema.
 
-    The schema names it without the suffix `Shape`. `sparse`: no field is required.
+    The name in the schema is that of the shape without the suffix `Shape`. If `sparse`, no field is required.
     """
     attributes: dict[str, Any] = {"__doc__": shape.__doc__, "__module__": shape.__module__}
     options = {"required": False} if sparse else {}
@@ -143,13 +143,16 @@ def _build_annotated_field(
 
 
 class RowShape(Generic[Row, Context]):
-    """Builds objects of one shape, or only the given fields of it, from database rows."""
+    """Builds objects of one shape from database rows; if `fields` is not empty, only with these fields.
+
+    `columns` are the columns that the rows must have.
+    """
 
     def __init__(self, shape: Any, fields: Collection[str] = ()) -> None:
         sources = _column_sources(shape)
         names = [name for name in sources if not fields or name in fields]
-        # `build` sets a computed field to its first column at first and then replaces the value: this keeps the
-        # keys in the order of the shape.
+        # `build` first sets every field to the value of its first column and then replaces the computed ones, so
+        # that the keys have the order of the shape.
         self._names = names
         self._values = _attributes_getter([sources[name].columns[0] for name in names])
         self._computed = [

@@ -1,4 +1,4 @@
-"""Streamed responses: each chunk is sent to the client as soon as it is read, under ASGI and WSGI."""
+"""Streamed downloads: each chunk is sent to the client as soon as it is read, under ASGI and WSGI."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from django.utils.translation import gettext as _
 from rest_framework.exceptions import APIException
 from rest_framework.request import Request
 
-# Downloads have their own thread pool, so that a cluster that hangs while a file is read does not delay websockets.
+# Reading a file may hang with its cluster. A separate thread pool keeps such reads from delaying websockets.
 _reader_threads = ThreadPoolExecutor(max_workers=32, thread_name_prefix="download")
 _RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})\Z")
 
@@ -30,7 +30,8 @@ def stream_attachment(
 ) -> StreamingHttpResponse:
     """Stream the chunks as a download.
 
-    Content-Disposition is always `attachment`: the browser must not render a person's HTML file in Sluice's origin.
+    Content-Disposition is always `attachment`, so that a browser does not render a person's HTML file with the
+    cookies of Sluice's origin.
     """
     body = _iterate_in_threads(chunks) if isinstance(request, ASGIRequest) else chunks
     response = StreamingHttpResponse(body, content_type=content_type)
@@ -60,9 +61,10 @@ async def _iterate_in_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def parse_range(request: Request, size: int) -> tuple[int, int]:
-    """Return start and end (exclusive) of the Range header.
+    """Return start and end (exclusive) of the requested range of bytes.
 
-    Without a Range header, and for several ranges, the range is the whole file; RFC 9110 allows to ignore them.
+    The range is the whole file if there is no Range header, or if the header has several ranges, which RFC 9110
+    allows to ignore.
     """
     match = _RANGE.match(request.headers.get("Range", "").strip())
     if not match or match.groups() == ("", ""):

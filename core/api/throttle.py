@@ -1,6 +1,6 @@
 """Rate limits of the API and of sign-in: one token bucket per key.
 
-The buckets are in memory, so a check needs no query; each web process has its own buckets.
+The buckets are in memory, so that a check needs no query. Each web process has its own buckets.
 """
 
 from __future__ import annotations
@@ -23,27 +23,28 @@ MAX_BUCKETS = 10_000
 
 
 class RateLimitBuckets:
-    """Token buckets by key. A new bucket is full; it holds the tokens of one minute."""
+    """Token buckets by key. A bucket holds at most the tokens of one minute; a new bucket is full."""
 
     def __init__(self) -> None:
-        self._levels: dict[str, tuple[float, float]] = {}  # key → tokens, time of the last change
+        self._levels: dict[str, tuple[float, float]] = {}  # key → tokens, time of the last `take`
         self._lock = threading.Lock()
 
     def take(self, key: str, per_minute: int, now: float | None = None) -> float:
-        """Take one token and return 0.0, or return the seconds until the bucket has one."""
+        """Take one token and return 0.0; if the bucket has none, return the seconds until it has one."""
         now = time.monotonic() if now is None else now
-        refill = per_minute / 60
+        tokens_per_s = per_minute / 60
         with self._lock:
             level, updated_at = self._levels.pop(key, (float(per_minute), now))
-            level = min(float(per_minute), level + (now - updated_at) * refill)
+            level = min(float(per_minute), level + (now - updated_at) * tokens_per_s)
             allowed = level >= 1
             # `pop` and this assignment move the key to the end: the first key is the least recently used one.
             self._levels[key] = (level - 1 if allowed else level, now)
             if len(self._levels) > MAX_BUCKETS:
                 del self._levels[next(iter(self._levels))]
-        return 0.0 if allowed else (1 - level) / refill
+        return 0.0 if allowed else (1 - level) / tokens_per_s
 
     def clear(self) -> None:
+        """Refill all buckets. For tests."""
         with self._lock:
             self._levels.clear()
 
@@ -57,11 +58,11 @@ class UserRateThrottle(BaseThrottle):
     wait_s = 0.0
 
     def allow_request(self, request: Request, view: APIView) -> bool:
-        reading = request.method in SAFE_METHODS
-        per_minute = settings.API_READS_PER_MINUTE if reading else settings.API_WRITES_PER_MINUTE
-        self.wait_s = rate_limit_buckets.take(
-            f"{'r' if reading else 'w'}:{request.user.pk}", per_minute
-        )
+        if request.method in SAFE_METHODS:
+            key, per_minute = f"read:{request.user.pk}", settings.API_READS_PER_MINUTE
+        else:
+            key, per_minute = f"write:{request.user.pk}", settings.API_WRITES_PER_MINUTE
+        self.wait_s = rate_limit_buckets.take(key, per_minute)
         return self.wait_s == 0.0
 
     def wait(self) -> float:

@@ -1,8 +1,8 @@
 """The event hub of one web process: reads new events from the database once and distributes them to subscriptions.
 
 The hub polls the database only while there are subscriptions. The queue of a subscription is bounded: if it is full,
-the hub drops the subscription, and the client reconnects with the last event number it received. The hub belongs to
-one event loop and does not depend on websockets.
+the hub drops the subscription, and the client must reconnect with the number of the last event it received. A hub
+belongs to one event loop. It does not depend on websockets.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ logger = logging.getLogger(__name__)
 POLL_INTERVAL_S = 0.3
 READ_BATCH_SIZE = 500
 SUBSCRIPTION_QUEUE_SIZE = 2000
-# A client that missed more events than this gets a reset: reloading its lists costs less than the events.
+# A client that missed more events than this is told to reload its lists, which costs less than sending the events.
 MAX_BACKFILL_EVENTS = 5000
 
 
 @dataclass(eq=False)
 class Subscription:
-    """The events for one websocket. None in the queue: the hub has dropped the subscription."""
+    """The events for one websocket. The value None in the queue means that the hub has dropped the subscription."""
 
     visibility: Visibility
     start_after: int  # the queue receives events with higher numbers than this
@@ -40,7 +40,7 @@ class Subscription:
     too_slow: bool = False
 
     def offer(self, event: EventRow) -> bool:
-        """Queue the event if it is visible. Return False if the queue is full: the hub drops the subscription."""
+        """Queue the event if the subscriber may see it. Return False if the queue is full."""
         if not self.visibility.allows(owner_id=event.owner_id, namespace_id=event.namespace_id):
             return True
         try:
@@ -52,26 +52,20 @@ class Subscription:
 
 
 class EventHub:
-    def __init__(self, *, poll_interval_s: float | None = None) -> None:
-        self._poll_interval_s = POLL_INTERVAL_S if poll_interval_s is None else poll_interval_s
+    def __init__(self) -> None:
         self._subscriptions: set[Subscription] = set()
-        self._cursor = 0
+        self._cursor = 0  # number of the last event that was distributed
         self._poller: asyncio.Task[None] | None = None
         self._start_lock = asyncio.Lock()
-        self.poll_count = 0  # for tests
-
-    @property
-    def subscription_count(self) -> int:
-        return len(self._subscriptions)
 
     async def subscribe(self, visibility: Visibility) -> Subscription:
-        """Return a subscription to all events above its `start_after`; `backfill` reads earlier events."""
+        """Return a subscription to all events with numbers above its `start_after`; `backfill` reads earlier ones."""
         async with self._start_lock:
             if self._poller is None or self._poller.done():
                 self._cursor = await run_in_thread(last_event_number)
                 self._poller = asyncio.create_task(self._poll())
-            # There must be no await between reading the cursor and adding the subscription, or the poller could
-            # distribute events in between, which this subscription would miss.
+            # No `await` between reading the cursor and adding the subscription: the poller could distribute events
+            # in between, and this subscription would miss them.
             subscription = Subscription(visibility=visibility, start_after=self._cursor)
             self._subscriptions.add(subscription)
         return subscription
@@ -83,10 +77,10 @@ class EventHub:
             self._poller = None
 
     async def backfill(self, subscription: Subscription, since: int) -> list[EventRow] | None:
-        """Return the visible events after number `since`, up to and including `start_after`.
+        """Return the events after number `since` up to and including `start_after` that the subscriber may see.
 
-        None: events after `since` were deleted, there are too many, or `since` is from another database. The
-        client must then reload its lists.
+        Return None if the client must reload its lists instead: events after `since` were deleted, there are too
+        many, or `since` is from another database.
         """
         return await run_in_thread(
             _read_between, since, subscription.start_after, subscription.visibility
@@ -94,7 +88,7 @@ class EventHub:
 
     async def _poll(self) -> None:
         while True:
-            await asyncio.sleep(self._poll_interval_s)
+            await asyncio.sleep(POLL_INTERVAL_S)
             try:
                 while events := await run_in_thread(
                     read_events_since, self._cursor, READ_BATCH_SIZE
@@ -109,7 +103,6 @@ class EventHub:
                     extra={"action": "hub_read_failed"},
                 )
                 await asyncio.sleep(1.0)
-            self.poll_count += 1
 
     def _distribute(self, events: list[EventRow]) -> None:
         for event in events:
@@ -131,8 +124,8 @@ def _read_between(since: int, until: int, visibility: Visibility) -> list[EventR
     if since > until:
         return None  # higher than any stored number: `since` is from another database
     oldest = oldest_event_number()
-    if since < until and (oldest is None or oldest > since + 1) and _was_purged(since, oldest):
-        return None
+    if since < until and (since > 0 if oldest is None else oldest > since + 1):
+        return None  # events after `since` were deleted
     events: list[EventRow] = []
     cursor = since
     while cursor < until:
@@ -149,11 +142,6 @@ def _read_between(since: int, until: int, visibility: Visibility) -> list[EventR
         if cursor - since > MAX_BACKFILL_EVENTS and cursor < until:
             return None
     return events
-
-
-def _was_purged(since: int, oldest: int | None) -> bool:
-    """Whether events between `since` and the oldest stored event existed and were deleted."""
-    return since > 0 or (oldest is not None and oldest > 1)
 
 
 def get_hub() -> EventHub:

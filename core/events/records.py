@@ -1,16 +1,17 @@
 """Writes events with increasing numbers and reads the events after a number.
 
-A reader that has received number N must never get a smaller number later. PostgreSQL assigns ids before commit, so
-a transaction with smaller ids may commit after one with larger ids. `record_events` therefore takes an advisory lock
-before the ids are assigned and holds it until commit. Call it last in a transaction: a transaction that waited for
-a row lock while it holds the advisory lock would block all other writers of events.
+The number of an event is the id of its row. Readers ask for the events after the last number they received, so no
+event with a smaller number may appear later. PostgreSQL assigns ids before commit, so a transaction with smaller ids
+may commit after one with larger ids. `record_events` therefore takes an advisory lock before the ids are assigned and
+holds it until commit. Call it last in a transaction: a transaction that waits for a row lock while it holds the
+advisory lock blocks all other writers of events.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
@@ -21,7 +22,7 @@ from core.events.types import check_event
 from core.models import Event
 
 Actor = Event.Actor
-# The key of the advisory lock: a number that no other advisory lock of this database uses.
+# The key of the advisory lock. No other advisory lock of this database may use it.
 _EVENT_LOCK_ID = 0x51C1CE0E
 
 
@@ -53,7 +54,7 @@ class EventRow:
     data: dict[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
-        """JSON for clients. The subject's key is its type, for example `"job": "<uuid>"`."""
+        """Return the JSON for clients. The key of the subject's id is the subject's type: `"job": "<uuid>"`."""
         return {
             "number": self.number,
             self.subject_type: str(self.subject_id),
@@ -66,7 +67,7 @@ class EventRow:
 
 
 def record_events(events: Sequence[NewEvent]) -> None:
-    """Write events inside the caller's transaction, as its last statement."""
+    """Write events in the caller's transaction. Must be its last statement."""
     if not events:
         return
     if not connection.in_atomic_block:
@@ -96,18 +97,7 @@ def record_events(events: Sequence[NewEvent]) -> None:
     )
 
 
-_COLUMNS = (
-    "id",
-    "subject_type",
-    "subject_id",
-    "owner_id",
-    "namespace_id",
-    "at",
-    "kind",
-    "actor",
-    "actor_name",
-    "data",
-)
+_COLUMNS = ["id" if column.name == "number" else column.name for column in fields(EventRow)]
 
 
 def read_events_since(number: int, limit: int = 500) -> list[EventRow]:

@@ -1,6 +1,6 @@
-"""Declared kinds of events. Each has a pydantic model of its data, which forbids unknown fields.
+"""The kinds of events that apps declare, each with a pydantic model of the event's data.
 
-An app declares its kinds at import time; `core.events.records.record_events` refuses undeclared kinds.
+An app declares its kinds at import time; `core.events.records.record_events` rejects undeclared kinds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pydantic.alias_generators import to_camel
 
 
 class EventData(BaseModel):
-    """Base class of the models of event data. Keys are camelCase, as websocket clients receive them."""
+    """Base class of the models. Keys are camelCase, as websocket clients receive them; unknown keys are errors."""
 
     model_config = ConfigDict(extra="forbid", alias_generator=to_camel)
 
@@ -20,8 +20,8 @@ class EventData(BaseModel):
 _declared_models: dict[tuple[str, str], type[EventData]] = {}  # by subject type and kind
 
 
-def declare_event(subject_type: str, kind: str, data: type[EventData]) -> None:
-    _declared_models[subject_type, kind] = data
+def declare_event(subject_type: str, kind: str, model: type[EventData]) -> None:
+    _declared_models[subject_type, kind] = model
 
 
 def check_event(subject_type: str, kind: str, data: dict[str, Any]) -> None:

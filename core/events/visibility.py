@@ -1,6 +1,6 @@
-"""Which jobs and events a person may see, as plain values: a check needs no query per event or row.
+"""Which jobs and events a person may see, as values that were loaded once: checking a row or an event needs no query.
 
-`jobs.store.access.visibility_of` computes the values.
+`jobs.store.access.visibility_of` loads the values.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Visibility:
-    """A person sees what they own and what belongs to one of their namespaces; a superuser sees all."""
+    """A person sees what they own and what belongs to one of `namespace_ids`; a superuser sees all."""
 
     sees_all: bool
     user_id: int | None

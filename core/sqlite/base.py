@@ -1,8 +1,8 @@
 """Django's SQLite backend with a write lock per process.
 
-SQLite allows one writer at a time. Other writers retry after growing delays, so under load the database is idle for
-most of the time. Here the threads of one process wait for a lock before BEGIN IMMEDIATE instead. Writers of different
-processes still retry, up to SQLite's busy timeout.
+SQLite allows one writer at a time. Other writers retry after growing delays, so under load the database is idle most
+of the time. With this backend the threads of one process wait for a lock before BEGIN IMMEDIATE instead of retrying.
+Writers of different processes still retry, up to SQLite's busy timeout.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 
 from django.db.backends.sqlite3 import base
 
-# A thread that did not get the lock within this time starts its transaction without it, as in Django's backend.
+# A thread that did not get the lock within this time begins its transaction without it, as Django's backend does.
 WRITE_LOCK_TIMEOUT_S = 30.0
 _write_lock = threading.Lock()
 
 
 class DatabaseWrapper(base.DatabaseWrapper):
-    """Overrides the methods with which Django begins and ends transactions. Django requires the class name."""
+    """Takes the lock where Django begins a transaction, releases it at the end. Django requires this class name."""
 
     _holds_write_lock = False
 
@@ -38,7 +38,7 @@ class DatabaseWrapper(base.DatabaseWrapper):
 
     def _commit(self) -> Any:
         result = super()._commit()  # type: ignore[misc]
-        # Not in a `finally`: if COMMIT fails, the transaction stays open until `_rollback` releases the lock.
+        # Not in a `finally`: if COMMIT fails, the transaction stays open until `_rollback`, which releases the lock.
         self._release_write_lock()
         return result
 

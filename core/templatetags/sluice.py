@@ -35,7 +35,7 @@ def icon(name: str, css_class: str = "") -> SafeString:
 
 @register.filter
 def local_time(value: Any) -> SafeString | str:
-    """A <time> element. times.js shows it in the reader's time zone; without JavaScript it has the server's."""
+    """Return a <time> element in the server's time zone, which times.js replaces by the reader's."""
     if not value:
         return "–"
     if isinstance(value, str):
@@ -55,7 +55,7 @@ def percentage(part: float | None, whole: float | None) -> int:
 
 @register.simple_tag(takes_context=True)
 def with_query(context: dict[str, Any], **changes: Any) -> str:
-    """The page's query string with these parameters changed. Removes the cursor and parameters set to "" or None."""
+    """Return the page's query string with these changes: "" or None removes a parameter. Also removes the cursor."""
     query = context["request"].GET.copy()
     query.pop("cursor", None)
     for name, value in changes.items():

@@ -1,4 +1,4 @@
-"""Middleware that adds response headers which Django does not set."""
+"""Middleware that sets the header Content-Security-Policy, which Django 5.2 cannot set."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from django.http.response import HttpResponseBase
 def content_security_policy(
     get_response: Callable[[HttpRequest], HttpResponseBase],
 ) -> Callable[[HttpRequest], HttpResponseBase]:
-    """Set the setting CONTENT_SECURITY_POLICY as header on every response that has none."""
+    """Add the header, with the value of the setting of the same name, to every response that does not have it."""
 
     def middleware(request: HttpRequest) -> HttpResponseBase:
         response = get_response(request)

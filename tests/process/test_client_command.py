@@ -166,7 +166,7 @@ def test_stored_token_is_private_and_used_only_for_its_server(
 ) -> None:
     path = config.write_config({"url": "https://a", "token": 'slc_"x"', "user": "alice"})
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert config.resolve_connection() == config.Connection("https://a", 'slc_"x"', "login")
+    assert config.resolve_connection() == config.Connection("https://a", 'slc_"x"')
     monkeypatch.setenv("SLUICE_URL", "https://other")
     with pytest.raises(sluice.NotConfigured, match="not signed in to https://other"):
         config.resolve_connection()

@@ -13,9 +13,8 @@ from accounts.tokens import revoke_user_tokens
 
 class Command(DjangoCommand):
     def handle(self, *args: Any, **options: Any) -> str | None:
-        output = super().handle(
-            *args, **options
-        )  # raises CommandError if the password was not changed
+        # Raises CommandError if the password was not changed.
+        output = super().handle(*args, **options)
         name = options["username"] or getpass.getuser()
         count = revoke_user_tokens(user=User.objects.get_by_natural_key(name))
         if count:

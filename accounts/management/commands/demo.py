@@ -54,7 +54,7 @@ class Command(BaseCommand):
         for name, first_name in DEMO_USERS.items():
             if User.objects.filter(username=name).exists():
                 continue
-            # Store the password before creating the user: after a crash in between it is still in the file.
+            # The password is stored first, so that no user exists whose password was lost in a crash.
             passwords.setdefault(name, generate_password())
             write_passwords(path, passwords)
             with transaction.atomic():
@@ -68,6 +68,6 @@ class Command(BaseCommand):
         self.stdout.write("Sign in as:")
         for name in DEMO_USERS:
             user = User.objects.get(username=name)
-            known = name in passwords and user.check_password(passwords[name])
-            self.stdout.write(f"  {name:8} {passwords[name] if known else '(password changed)'}")
+            is_valid = name in passwords and user.check_password(passwords[name])
+            self.stdout.write(f"  {name:8} {passwords[name] if is_valid else '(password changed)'}")
         self.stdout.write(f"(kept in {path})")

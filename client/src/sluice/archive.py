@@ -1,4 +1,4 @@
-"""Packs a directory of code reproducibly: the same content produces the same bytes, so it is uploaded once."""
+"""Packs a directory of code reproducibly: the same content gives the same archive, which is uploaded only once."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ from pathlib import Path
 from sluice.errors import Invalid, TooLarge
 from sluice.messages import t
 
-Progress = Callable[[int, int], None]  # bytes done, total bytes (0: unknown)
+Progress = Callable[[int, int], None]  # bytes done, total bytes (0 if unknown)
+FileProgress = Callable[[str, int, int], None]  # file name, then as for Progress
 
 MAX_BYTES = 1_000_000_000
 CHUNK_BYTES = 256 * 1024
-# Not needed on the cluster, and often larger than the code.
-EXCLUDED_NAMES = frozenset(
+# These directories are not packed: the cluster does not need them, and they are often larger than the code.
+EXCLUDED_DIRECTORIES = frozenset(
     (".git", ".hg", ".svn", "__pycache__", ".venv", "venv", "node_modules", ".ipynb_checkpoints")
 )
 
@@ -45,11 +46,11 @@ class Archive:
 
 @contextmanager
 def open_archive(code: str | os.PathLike[str], *, max_bytes: int = MAX_BYTES) -> Iterator[Archive]:
-    """An archive unchanged, or a directory packed. Raises Invalid and TooLarge."""
+    """Yield the code as an archive: a file unchanged, a directory packed. Raises Invalid and TooLarge."""
     path = Path(code).expanduser()
     if path.is_dir():
-        with tempfile.TemporaryDirectory(prefix="sluice-") as directory_path:
-            packed = Path(directory_path) / "code.tar.gz"
+        with tempfile.TemporaryDirectory(prefix="sluice-") as temporary:
+            packed = Path(temporary) / "code.tar.gz"
             pack(path, packed, max_bytes=max_bytes)
             yield describe_archive(packed, f"{path.resolve().name or 'code'}.tar.gz", max_bytes)
     elif path.is_file():
@@ -81,21 +82,21 @@ def too_large_error(path: Path, max_bytes: int) -> TooLarge:
 
 
 def pack(directory: Path, target: Path, *, max_bytes: int = MAX_BYTES) -> None:
-    """Sorted, without owners and without a gzip timestamp: the same tree produces the same archive."""
+    """Pack the directory in a fixed order, without owners and gzip's timestamp: the same tree gives the same bytes."""
     root, count = directory.resolve(), 0
     with (
         target.open("wb") as raw,
         gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0, compresslevel=6) as packed,
         tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar,
     ):
-        for path in walk(root):
+        for path in iter_paths(root):
             info = tar.gettarinfo(path, arcname=path.relative_to(root).as_posix())
             info.uid = info.gid = 0
             info.uname = info.gname = ""
             info.mtime = int(info.mtime)
             info.mode = 0o755 if info.mode & 0o100 else 0o644
             if info.islnk():
-                # A hard link: packed as a file, since the first name may have been left out.
+                # A hard link is packed as a file, because the other name of the file may not be in the archive.
                 info.type, info.linkname = tarfile.REGTYPE, ""
                 info.size = path.stat().st_size
             if info.isreg():
@@ -110,16 +111,16 @@ def pack(directory: Path, target: Path, *, max_bytes: int = MAX_BYTES) -> None:
         raise Invalid(t("The directory {path} is empty.", path=str(directory)), code="no_code")
 
 
-def walk(root: Path) -> Iterator[Path]:
-    """Files and directories in a fixed order. Links inside `root` are packed; others raise Invalid."""
-    for folder, folders, files in os.walk(root):
-        folders[:] = sorted(name for name in folders if name not in EXCLUDED_NAMES)
-        for name in [*folders, *sorted(files)]:
-            path = Path(folder, name)
+def iter_paths(root: Path) -> Iterator[Path]:
+    """Yield what is packed, in a fixed order. Raises Invalid for a symbolic link to a path outside `root`."""
+    for directory, subdirectories, files in os.walk(root):
+        subdirectories[:] = sorted(set(subdirectories) - EXCLUDED_DIRECTORIES)
+        for name in [*subdirectories, *sorted(files)]:
+            path = Path(directory, name)
             if name.endswith(".pyc"):
                 continue
-            kind = path.lstat().st_mode
-            if stat.S_ISLNK(kind):
+            mode = path.lstat().st_mode
+            if stat.S_ISLNK(mode):
                 if not path.resolve().is_relative_to(root):
                     raise Invalid(
                         t(
@@ -129,5 +130,12 @@ def walk(root: Path) -> Iterator[Path]:
                         code="link_out",
                     )
                 yield path
-            elif stat.S_ISREG(kind) or stat.S_ISDIR(kind):
+            elif stat.S_ISREG(mode) or stat.S_ISDIR(mode):
                 yield path
+
+
+def bind_file_name(progress: FileProgress | None, name: str) -> Progress | None:
+    """Return a Progress that calls `progress` with this file name; None if `progress` is None."""
+    if progress is None:
+        return None
+    return lambda done, total: progress(name, done, total)

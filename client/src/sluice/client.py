@@ -1,5 +1,8 @@
-"""`sluice.Client`: the functions of the pages as methods. HTTP is in `sluice.http`, streams are in
-`sluice.logs` and `sluice.events`, files in `sluice.archive` and `sluice.transfer`."""
+"""`sluice.Client`: what people can do on the pages, as methods.
+
+HTTP is in `sluice.http`, logs and events are in `sluice.logs` and `sluice.events`, uploads and downloads in
+`sluice.archive` and `sluice.transfer`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 
 import httpx
 
-from sluice.archive import MAX_BYTES, Progress, open_archive
+from sluice.archive import MAX_BYTES, FileProgress, Progress, bind_file_name, open_archive
 from sluice.config import resolve_connection
 from sluice.errors import Invalid, NotFound, SluiceError
 from sluice.events import JobWatcher
@@ -52,7 +55,7 @@ def parse_job_id(job: JobLike) -> str:
 
 
 def load_job_file(job: JobFile) -> Mapping[str, Any] | str:
-    """The job file as an object or as text. A path is read; a text is a job file already."""
+    """Return the job file as an object or as text. Reads the file if `job` is a path object."""
     if isinstance(job, os.PathLike):
         try:
             return Path(job).expanduser().read_text(encoding="utf-8-sig")
@@ -77,12 +80,12 @@ def load_job_file(job: JobFile) -> Mapping[str, Any] | str:
 
 
 def idempotency_headers(key: str = "") -> dict[str, str]:
-    """With this key a request can be repeated after a lost response: the server creates one job."""
+    """Return the header with which a request can be repeated after a lost response: the server creates one job."""
     return {"Idempotency-Key": key or str(uuid.uuid4())}
 
 
 class Client:
-    """One user at one server. Without arguments: from the environment or `sluice login`."""
+    """One user at one server. Without arguments, URL and token are those of the environment or of `sluice login`."""
 
     def __init__(
         self,
@@ -93,8 +96,8 @@ class Client:
         transport: httpx.BaseTransport | None = None,
     ) -> None:
         if not url or not token:
-            found = resolve_connection(url)
-            url, token = url or found.url, token or found.token
+            connection = resolve_connection(url)
+            url, token = url or connection.url, token or connection.token
         self.session = ApiSession(url, token, verify=verify, transport=transport)
         self.templates = Templates(self)
         self.tokens = Tokens(self.session)
@@ -133,7 +136,7 @@ class Client:
         Always sends an Idempotency-Key, so that a repeated request after a lost response creates no second
         job. Pass your own `key` to keep this guarantee after a restart of your program.
         """
-        body = self._envelope(job, code, name, namespace, secrets, progress)
+        body = self._build_submission(job, code, name, namespace, secrets, progress)
         return Job.from_json(
             self.session.json("POST", "jobs", json=body, headers=idempotency_headers(key))
         )
@@ -148,11 +151,11 @@ class Client:
         secrets: Mapping[str, str] | None = None,
         progress: Progress | None = None,
     ) -> Plan:
-        """The plan and the script of a job file, without submitting it."""
-        body = self._envelope(job, code, name, namespace, secrets, progress)
+        """Return the plan and the batch script of a job file, without submitting it."""
+        body = self._build_submission(job, code, name, namespace, secrets, progress)
         return Plan.from_json(self.session.json("POST", "jobs/plan", json=body, repeatable=True))
 
-    def _envelope(
+    def _build_submission(
         self,
         job: JobFile,
         code: Code | None,
@@ -196,7 +199,7 @@ class Client:
                     "Content-Type": "application/octet-stream",
                     "Content-Length": str(archive.size),
                 },
-                # Addressed by content, so a repeated upload is harmless.
+                # Uploads are stored by their SHA-256, so a repeated upload changes nothing.
                 repeatable=True,
             )
         return str(upload["sha256"])
@@ -221,7 +224,7 @@ class Client:
         sort: str = "",
         limit: int | None = None,
     ) -> Iterator[Job]:
-        """Jobs, newest first unless `sort` is given; pages are fetched on demand."""
+        """Yield jobs, newest first unless `sort` is given. Requests further pages on demand."""
         params: dict[str, Any] = {
             "state": state,
             "namespace": namespace,
@@ -233,8 +236,8 @@ class Client:
             "gpu_type": gpu_type,
             "distributed": distributed,
             "label": label,
-            "created_after": isoformat_utc(created_after),
-            "created_before": isoformat_utc(created_before),
+            "created_after": isoformat_utc(created_after) if created_after else None,
+            "created_before": isoformat_utc(created_before) if created_before else None,
             "sort": sort,
         }
         for raw in iter_pages(self.session, "jobs", params, limit):
@@ -244,7 +247,7 @@ class Client:
         return Job.from_json(self.session.json("GET", f"jobs/{parse_job_id(job)}"))
 
     def find(self, word: str) -> Job:
-        """A job by its id, the beginning of its id, a Slurm id, or its exact name (the newest of that name)."""
+        """Return the job with this id, beginning of an id, Slurm id or name. If several have the name, the newest."""
         try:
             return self.show(str(uuid.UUID(word)))
         except ValueError:
@@ -255,14 +258,14 @@ class Client:
         if len(word) >= 4 and all(letter in "0123456789abcdef-" for letter in word.lower()):
             queries.append({"q": word})
         for params in queries:
-            found = [
+            jobs = [
                 job
                 for job in self.list(**params, limit=3)
                 if "q" not in params or job.id.startswith(word.lower())
             ]
-            if len(found) == 1 or (found and "name" in params):
-                return self.show(found[0])
-            if found:
+            if len(jobs) == 1 or (jobs and "name" in params):
+                return self.show(jobs[0])
+            if jobs:
                 raise Invalid(
                     t(
                         "Several job ids begin with {word}; give more characters of the id.",
@@ -277,19 +280,19 @@ class Client:
         )
 
     def spec(self, job: JobLike) -> dict[str, Any]:
-        """The job file as an object."""
-        found: dict[str, Any] = self.session.json(
+        """Return the job file as an object."""
+        document: dict[str, Any] = self.session.json(
             "GET", f"jobs/{parse_job_id(job)}/spec", params={"format": "json"}
         )
-        return found
+        return document
 
     def job_file(self, job: JobLike) -> str:
-        """The job file as YAML, to change and submit again."""
+        """Return the job file as YAML, which can be changed and submitted again."""
         path = f"jobs/{parse_job_id(job)}/spec"
         return self.session.request("GET", path, params={"format": "yaml"}).text
 
     def script(self, job: JobLike, *, attempt: int | None = None) -> str:
-        """The batch script."""
+        """Return the batch script."""
         path = f"jobs/{parse_job_id(job)}/script"
         return str(self.session.json("GET", path, params={"attempt": attempt})["script"])
 
@@ -299,7 +302,7 @@ class Client:
         return [Task.from_json(row) for row in rows]
 
     def events(self, job: JobLike, *, since: int = 0) -> Iterator[Json]:
-        """Its events, oldest first."""
+        """Yield the job's events, oldest first."""
         path = f"jobs/{parse_job_id(job)}/events"
         after: int | None = since
         while after is not None:
@@ -308,11 +311,11 @@ class Client:
             after = page.get("next")
 
     def attempts(self, job: JobLike) -> Sequence[Json]:
-        found: list[Json] = self.session.json("GET", f"jobs/{parse_job_id(job)}/attempts")["items"]
-        return found
+        rows: list[Json] = self.session.json("GET", f"jobs/{parse_job_id(job)}/attempts")["items"]
+        return rows
 
     def watch(self, job: JobLike, *, timeout: float | None = None) -> Iterator[Job]:
-        """Yields the job after each change; the last value has ended."""
+        """Yield the job now and after each change, until it has ended."""
         return iter(JobWatcher(self.session, parse_job_id(job), timeout_s=timeout))
 
     def wait(
@@ -322,7 +325,7 @@ class Client:
         timeout: float | None = None,
         on_change: Callable[[Job], None] | None = None,
     ) -> Job:
-        """The ended job. Raises WaitTimeout after `timeout` seconds; the job continues."""
+        """Wait until the job has ended and return it. Raises WaitTimeout after `timeout` seconds; the job continues."""
         last: Job | None = None
         for last in self.watch(job, timeout=timeout):
             if on_change:
@@ -341,7 +344,7 @@ class Client:
     def delete(
         self, job: JobLike, *, remove_files: bool = False, stop_first: bool = False
     ) -> Job | None:
-        """None: it is deleted. A job: it is being stopped and is deleted afterwards."""
+        """Return None if the job is deleted; return the job if it is being stopped and is deleted afterwards."""
         raw = self.session.json(
             "DELETE",
             f"jobs/{parse_job_id(job)}",
@@ -358,9 +361,9 @@ class Client:
         )
 
     def clone(self, job: JobLike, *, name: str = "", namespace: str = "", key: str = "") -> Job:
-        """The same job file as a new job."""
-        given = (("name", name), ("namespace", namespace))
-        body = {field: value for field, value in given if value}
+        """Submit the same job file as a new job."""
+        fields = (("name", name), ("namespace", namespace))
+        body = {field: value for field, value in fields if value}
         path = f"jobs/{parse_job_id(job)}/clone"
         return Job.from_json(
             self.session.json("POST", path, json=body, headers=idempotency_headers(key))
@@ -394,7 +397,7 @@ class Client:
         attempt: int | None = None,
         on_wait: WaitCallback | None = None,
     ) -> LogStream:
-        """A task's output. Without a role: the main role's. A negative offset counts from the end."""
+        """Return the output of a task; if `role` is empty, of the main role. A negative offset counts from the end."""
         job_id = parse_job_id(job)
         return LogStream(
             self.session,
@@ -408,10 +411,10 @@ class Client:
         )
 
     def log_list(self, job: JobLike, *, attempt: int | None = None) -> Sequence[Json]:
-        """The logs of its tasks: role, index, size (None: no file yet) and the task's state."""
+        """Return the logs of the job's tasks: role, index, size (None if there is no file yet), state of the task."""
         path = f"jobs/{parse_job_id(job)}/logs"
         rows: list[Json] = self.session.json("GET", path, params={"attempt": attempt})["items"]
-        # The batch script's own log is listed too; `logs(job, "batch")` reads it.
+        # The server also lists the log of the batch script, which `logs(job, "batch")` reads.
         return [row for row in rows if row["role"] != "batch"]
 
     def files(
@@ -448,20 +451,23 @@ class Client:
         *,
         root: str = "output",
         attempt: int | None = None,
-        progress: Callable[[str, int, int], None] | None = None,
+        progress: FileProgress | None = None,
     ) -> Sequence[Path]:
-        """Download a directory recursively, file by file. Repeated, it fetches only missing files."""
+        """Download a directory recursively, file by file, except files that an earlier call has downloaded."""
         directory = Path(to)
         directory.mkdir(parents=True, exist_ok=True)
-        found: list[Path] = []
+        paths: list[Path] = []
         for entry in self.files(job, path, root=root, attempt=attempt):
             target = directory / safe_name(entry.name)
             if entry.kind == "dir":
-                found += self.download_tree(
+                paths += self.download_tree(
                     job, target, entry.path, root=root, attempt=attempt, progress=progress
                 )
-            elif entry.kind in ("file", "link") and not _is_up_to_date(target, entry):
-                file_progress = _bind_name(progress, entry.path)
+                continue
+            if entry.kind not in ("file", "link"):
+                continue
+            if not _is_up_to_date(target, entry):
+                file_progress = bind_file_name(progress, entry.path)
                 try:
                     self.download(
                         job, entry.path, target, root=root, attempt=attempt, progress=file_progress
@@ -469,14 +475,12 @@ class Client:
                 except SluiceError:
                     if entry.kind == "file":
                         raise
-                    continue  # a link to a directory, or out of the job's files
+                    continue  # a link to a directory or to a path outside the job's directories
                 if entry.modified_at and entry.kind == "file":
-                    at = entry.modified_at.timestamp()
-                    os.utime(target, (at, at))
-                found.append(target)
-            elif entry.kind in ("file", "link"):
-                found.append(target)
-        return found
+                    modified_at = entry.modified_at.timestamp()
+                    os.utime(target, (modified_at, modified_at))
+            paths.append(target)
+        return paths
 
     def download_tar(
         self,
@@ -488,7 +492,7 @@ class Client:
         attempt: int | None = None,
         progress: Progress | None = None,
     ) -> Path:
-        """Download a directory as one tar, which the server creates while sending."""
+        """Download a directory as one tar archive, which the server creates while it sends it."""
         params = {"path": path, "root": root, "attempt": attempt}
         endpoint = f"jobs/{parse_job_id(job)}/files/tar"
         return download_stream(self.session, endpoint, params, Path(to), progress)
@@ -496,28 +500,27 @@ class Client:
     # --- resources --------------------------------------------------------------------------------
 
     def me(self) -> Json:
-        found: Json = self.session.json("GET", "me")
-        return found
+        row: Json = self.session.json("GET", "me")
+        return row
 
     def capacity(self) -> Json:
-        """GPUs by type, total and free, and per namespace what you could start now."""
-        found: Json = self.session.json("GET", "capacity")
-        return found
+        """Return total and free GPUs by type, and per namespace the resources that a job could get now."""
+        row: Json = self.session.json("GET", "capacity")
+        return row
 
     def namespaces(self) -> Sequence[Json]:
-        found: list[Json] = self.session.json("GET", "namespaces")["items"]
-        return found
+        rows: list[Json] = self.session.json("GET", "namespaces")["items"]
+        return rows
 
     def clusters(self) -> Sequence[Json]:
-        found: list[Json] = self.session.json("GET", "clusters")["items"]
-        return found
+        rows: list[Json] = self.session.json("GET", "clusters")["items"]
+        return rows
 
     def specs(self, namespace: str = "") -> Sequence[Json]:
-        """Named sizes of a task."""
-        found: list[Json] = self.session.json("GET", "specs", params={"namespace": namespace})[
-            "items"
-        ]
-        return found
+        """Return the named sizes of a task."""
+        params = {"namespace": namespace}
+        rows: list[Json] = self.session.json("GET", "specs", params=params)["items"]
+        return rows
 
 
 class Templates:
@@ -551,20 +554,20 @@ class Templates:
         )
 
     def find(self, word: str) -> Template:
-        """By id, or by its exact name."""
+        """Return the template with this id or name."""
         try:
             return self.show(str(uuid.UUID(word)))
         except ValueError:
             pass
-        found = [row for row in self.list(q=word) if row.name == word]
-        if len(found) != 1:
+        templates = [template for template in self.list(q=word) if template.name == word]
+        if len(templates) != 1:
             message = (
                 t("Several templates are named {word}; give the id.", word=repr(word))
-                if found
+                if templates
                 else t("Template {word} does not exist.", word=repr(word))
             )
             raise NotFound(message, code="not_found", status=404)
-        return self.show(found[0].id)
+        return self.show(templates[0].id)
 
     def create(
         self,
@@ -593,7 +596,7 @@ class Templates:
         return Template.from_json(self._session.json("POST", "templates", json=body))
 
     def update(self, template: Template, **changes: Any) -> Template:
-        """Change it; raises Conflict if it was changed since it was read."""
+        """Change fields of a template. Raises Conflict if it was changed on the server since it was read."""
         body = {"version": template.version, **changes}
         return Template.from_json(
             self._session.json("PATCH", f"templates/{template.id}", json=body)
@@ -631,7 +634,7 @@ class Templates:
 
 
 class Tokens:
-    """Your tokens. Creating one requires name and password, not a token."""
+    """The user's tokens. `sluice.create_token` creates one, which needs name and password instead of a token."""
 
     def __init__(self, session: ApiSession) -> None:
         self._session = session
@@ -654,12 +657,12 @@ def create_token(
     verify: bool | str = True,
     transport: httpx.BaseTransport | None = None,
 ) -> Token:
-    """Sign in with name and password and get a token; its secret is only in this response."""
+    """Sign in with name and password and create a token. Its secret is only in the returned value."""
     session = ApiSession(url, verify=verify, transport=transport)
     try:
         body = {"name": name, "scope": scope}
         if expires_at is not None:
-            body["expires_at"] = expires_at.astimezone(UTC).isoformat()
+            body["expires_at"] = isoformat_utc(expires_at)
         return Token.from_json(session.json("POST", "tokens", json=body, auth=(user, password)))
     finally:
         session.close()
@@ -668,7 +671,7 @@ def create_token(
 def iter_pages(
     session: ApiSession, path: str, params: Mapping[str, Any], limit: int | None
 ) -> Iterator[Json]:
-    """Rows of all pages, fetched on demand; at most `limit` rows."""
+    """Yield the rows of all pages, at most `limit` rows. Requests further pages on demand."""
     remaining = limit
     cursor: str | None = ""
     while cursor is not None and remaining != 0:
@@ -681,7 +684,10 @@ def iter_pages(
 
 
 def default_log_role(spec: Mapping[str, Any]) -> str:
-    """The role shown by default: the main role, else chief, master or worker of a framework, else the first."""
+    """Return the role whose log is shown by default.
+
+    That is the main role, else the chief, master or worker of a framework, else the first role.
+    """
     roles = [role for role in spec.get("taskRoles") or () if isinstance(role, Mapping)]
     if not roles:
         raise NotFound(t("The job file has no roles."), code="no_roles")
@@ -690,9 +696,9 @@ def default_log_role(spec: Mapping[str, Any]) -> str:
             return str(role["name"])
     names = [str(role["name"]) for role in roles]
     if spec.get("framework"):
-        for wanted in ("chief", "master", "worker"):
-            if wanted in names:
-                return wanted
+        for name in ("chief", "master", "worker"):
+            if name in names:
+                return name
     return names[0]
 
 
@@ -703,23 +709,15 @@ def parse_template_id(template: str) -> str:
         raise Invalid(t("{id} is not a template id.", id=repr(template)), code="bad_id") from None
 
 
-def isoformat_utc(value: datetime | None) -> str | None:
-    if value is None:
-        return None
-    aware = value if value.tzinfo else value.astimezone()
-    return aware.astimezone(UTC).isoformat()
+def isoformat_utc(value: datetime) -> str:
+    """Return the time in UTC. A value without time zone is in local time."""
+    return value.astimezone(UTC).isoformat()
 
 
 def _is_up_to_date(target: Path, entry: File) -> bool:
     try:
-        found = target.stat()
+        local = target.stat()
     except OSError:
         return False
-    at = entry.modified_at.timestamp() if entry.modified_at else found.st_mtime
-    return found.st_size == entry.size and abs(found.st_mtime - at) < 2
-
-
-def _bind_name(progress: Callable[[str, int, int], None] | None, name: str) -> Progress | None:
-    if progress is None:
-        return None
-    return lambda done, total: progress(name, done, total)
+    modified_at = entry.modified_at.timestamp() if entry.modified_at else local.st_mtime
+    return local.st_size == entry.size and abs(local.st_mtime - modified_at) < 2

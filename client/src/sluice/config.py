@@ -1,4 +1,4 @@
-"""Server URL and credentials: from the environment, else from the file of `sluice login` (0600)."""
+"""Server URL and credentials: from the environment, else from the file that `sluice login` writes with mode 0600."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from sluice.errors import NotConfigured
 from sluice.http import ApiSession
 from sluice.messages import t
 
-# Lifetime of a token made from a password in the environment, and the margin before its expiry.
+# Lifetime of a token created with a password in the environment. A token is replaced this margin before it expires.
 TOKEN_LIFETIME = timedelta(days=1)
 TOKEN_EXPIRY_MARGIN = timedelta(minutes=10)
 
@@ -28,15 +28,6 @@ TOKEN_EXPIRY_MARGIN = timedelta(minutes=10)
 class Connection:
     url: str
     token: str
-    source: str  # "environment", "login" or "password"
-
-
-@dataclass(frozen=True, slots=True)
-class PasswordCredentials:
-    """The older variables: DLAAS_URL with MLSS_AUTH_USER and MLSS_AUTH_PASSWD (base64)."""
-
-    user: str
-    password: str
 
 
 def config_path() -> Path:
@@ -77,7 +68,7 @@ def write_config(values: Mapping[str, str]) -> Path:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write atomically, with mode 0600 from the start."""
+    """Write the file atomically. It never exists with a mode other than 0600."""
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -87,11 +78,10 @@ def write_private(path: Path, text: str) -> None:
 
 
 def resolve_connection(url: str | None = None) -> Connection:
-    """Server URL and token. Raises NotConfigured with a hint."""
-    environment = os.environ
+    """Return the server's URL and the token. Raises NotConfigured, whose message says what to do."""
     stored = read_config()
     base_url = (
-        url or environment.get("SLUICE_URL") or environment.get("DLAAS_URL") or stored.get("url")
+        url or os.environ.get("SLUICE_URL") or os.environ.get("DLAAS_URL") or stored.get("url")
     )
     if not base_url:
         raise NotConfigured(
@@ -100,20 +90,21 @@ def resolve_connection(url: str | None = None) -> Connection:
             ),
             code="no_url",
         )
-    if token := environment.get("SLUICE_TOKEN"):
-        return Connection(base_url, token, "environment")
+    if token := os.environ.get("SLUICE_TOKEN"):
+        return Connection(base_url, token)
     if credentials := read_password_credentials():
-        return Connection(base_url, get_token_by_password(base_url, credentials), "password")
-    # A stored token is only sent to the server that issued it.
+        return Connection(base_url, get_token_by_password(base_url, *credentials))
+    # A stored token is sent only to the server that issued it.
     if stored.get("token") and stored.get("url", "").rstrip("/") == base_url.rstrip("/"):
-        return Connection(base_url, stored["token"], "login")
+        return Connection(base_url, stored["token"])
     raise NotConfigured(
         t("You are not signed in to {url}. Run: sluice login  (or set SLUICE_TOKEN)", url=base_url),
         code="no_token",
     )
 
 
-def read_password_credentials() -> PasswordCredentials | None:
+def read_password_credentials() -> tuple[str, str] | None:
+    """Return user and password from the variables of an older client: MLSS_AUTH_USER, MLSS_AUTH_PASSWD (base64)."""
     user = os.environ.get("MLSS_AUTH_USER", "")
     encoded = os.environ.get("MLSS_AUTH_PASSWD", "")
     if not user or not encoded:
@@ -124,14 +115,12 @@ def read_password_credentials() -> PasswordCredentials | None:
         raise NotConfigured(
             t("MLSS_AUTH_PASSWD must be the password in base64."), code="bad_password_variable"
         ) from None
-    return PasswordCredentials(user, password)
+    return user, password
 
 
-def get_token_by_password(url: str, credentials: PasswordCredentials) -> str:
-    """Create a token for a day and store it, so that the password is not sent with every command."""
-    cache_key = hashlib.sha256(
-        f"{url}\n{credentials.user}\n{credentials.password}".encode()
-    ).hexdigest()
+def get_token_by_password(url: str, user: str, password: str) -> str:
+    """Create a token for one day and store it, so that not every command sends the password."""
+    cache_key = hashlib.sha256(f"{url}\n{user}\n{password}".encode()).hexdigest()
     now = datetime.now(UTC)
     stored = {
         key: row
@@ -147,7 +136,7 @@ def get_token_by_password(url: str, credentials: PasswordCredentials) -> str:
             "POST",
             "tokens",
             json={"name": device_name(), "scope": "write", "expires_at": expires_at},
-            auth=(credentials.user, credentials.password),
+            auth=(user, password),
         )
     finally:
         session.close()

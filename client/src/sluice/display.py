@@ -1,4 +1,4 @@
-"""HTML of values in notebooks. All text is escaped here."""
+"""HTML with which notebooks show jobs. This module escapes all text of the server."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def badge(state: str) -> str:
 
 
 def table(rows: Iterable[tuple[str, str]]) -> str:
-    """Rows of a caption and HTML that is already safe."""
+    """Return a table with one row per pair of name and value. The values are HTML that is already escaped."""
     cells = "".join(
         f'<tr><th style="text-align:left">{escape(name)}</th>'
         f'<td style="text-align:left">{value}</td></tr>'

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """One invalid value: its path, the problem, and possibly a suggestion."""
+    """One invalid value: its path, the message, and possibly a suggestion."""
 
     path: str
     message: str
@@ -23,7 +23,7 @@ class FieldError:
 
 
 class SluiceError(Exception):
-    """Base class: an error response of Sluice, or of a proxy in front of it."""
+    """Base class of the client's errors. `status` is the HTTP status of an error response of Sluice or of a proxy."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class CannotRun(SluiceError):
 
 
 class Unauthorized(SluiceError):
-    """No token, or one that is unknown, revoked or expired."""
+    """The request has no token, or one that is unknown, revoked or expired."""
 
 
 class Forbidden(SluiceError):
@@ -57,15 +57,15 @@ class Forbidden(SluiceError):
 
 
 class NotFound(SluiceError):
-    """It does not exist, or you may not see it."""
+    """The object does not exist, or the user may not see it."""
 
 
 class Conflict(SluiceError):
-    """Conflict with the current state: already ended, changed since it was read, name taken."""
+    """The request conflicts with the current state: job ended, object changed since it was read, name taken."""
 
 
 class TooLarge(SluiceError):
-    """Larger than the server accepts."""
+    """The code or the request is larger than the limit."""
 
 
 class Throttled(SluiceError):
@@ -77,7 +77,7 @@ class Throttled(SluiceError):
 
 
 class ServerFailed(SluiceError):
-    """Sluice responded, but it or its cluster failed."""
+    """The server responded with an error of its own or of the cluster."""
 
 
 class Unreachable(SluiceError):

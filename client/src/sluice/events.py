@@ -1,4 +1,4 @@
-"""Waits for a job: by the event websocket, or by polling where websockets are not available."""
+"""Waits for changes of a job: with the websocket of events, or by polling if websockets are not available."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from sluice.messages import t
 from sluice.sockets import SocketLost, WebSocketUnavailable, error_for_close_code, open_socket
 from sluice.values import Job
 
-# Poll also with a websocket, in case an event was lost.
+# With a websocket the job is also read after this time without a frame, in case an event was lost.
 REFRESH_INTERVAL_S = 30.0
 POLL_MIN_S, POLL_MAX_S = 1.0, 10.0
 # Give up after this time without a response from the server.
@@ -34,16 +34,14 @@ class JobWatcher:
         self._last_response_at = time.monotonic()
 
     def __iter__(self) -> Iterator[Job]:
-        """Yields each new version of the job; the last has ended. Raises WaitTimeout."""
+        """Yield the job now and after each change, until it has ended. Raises WaitTimeout."""
         failed_tries = 0
         while True:
             try:
                 with open_socket(self._session, "/ws/events", {}) as socket:
                     failed_tries = 0
-                    for job in self._watch_socket(socket):
-                        yield job
-                        if job.ended:
-                            return
+                    yield from self._watch_socket(socket)
+                    return
             except WebSocketUnavailable:
                 yield from self._poll()
                 return
@@ -57,7 +55,10 @@ class JobWatcher:
                         return
 
     def _watch_socket(self, socket: ClientConnection) -> Iterator[Job]:
-        """Reads the job after the hello frame, so that no event in between is missed."""
+        """Yield the job after each change, until it has ended.
+
+        The server begins with a `hello` frame and sends all later events, so the job is first read after that frame.
+        """
         while True:
             try:
                 frame = json.loads(socket.recv(timeout=self._timeout_s(REFRESH_INTERVAL_S)))
@@ -94,7 +95,7 @@ class JobWatcher:
             interval_s = min(POLL_MAX_S, interval_s * 1.5)
 
     def _fetch_if_changed(self) -> Job | None:
-        """The job if it changed since the last read. An unreachable server counts as no change."""
+        """Return the job if it changed since the last read; None also if the server did not respond."""
         try:
             raw = self._session.json("GET", f"jobs/{self._job_id}")
         except (Unreachable, ServerFailed):

@@ -3,7 +3,7 @@
     job = TensorFlowJob("mnist", strategy="ps", workers=2, ps=1, image="tensorflow", command="python train.py")
     job.submit(); job.wait(); print(job.logs().read().decode())
 
-The table of roles per strategy repeats that of the server; a test compares them.
+The table of the roles of each strategy is a copy of the server's; a test compares both.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from sluice.logs import LogStream
 from sluice.messages import t
 from sluice.values import Job, Plan, Task
 
-# (framework, strategy) → (roles that must exist, roles that may), in the order of the job file.
-# The first strategy of a framework is its default.
+# (framework, strategy) → (required roles, optional roles), both in the order of the job file. The first strategy of
+# a framework is its default.
 STRATEGY_ROLES: Mapping[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]] = {
     ("tensorflow", "ps"): (("ps", "worker"), ("chief", "evaluator")),
     ("tensorflow", "multiworker"): (("worker",), ("chief", "evaluator")),
@@ -38,7 +38,7 @@ STRATEGY_ROLES: Mapping[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]
     ("mpi", "srun"): (("worker",), ("chief",)),
     ("mpi", "hostfile"): (("worker",), ("chief",)),
 }
-# Aliases → strategy.
+# Alias → strategy.
 _STRATEGY_ALIASES: Mapping[str, str] = {
     "parameterserver": "ps",
     "psworker": "ps",
@@ -50,24 +50,24 @@ _STRATEGY_ALIASES: Mapping[str, str] = {
     "dmlc": "ps",
 }
 _MEMORY = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", re.IGNORECASE)
-_MIB = {"": 1.0, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
-# Server roles: they do not end by themselves and use no GPU.
+_MIB_PER_UNIT = {"": 1.0, "k": 1 / 1024, "m": 1.0, "g": 1024.0, "t": 1024.0 * 1024}
+# The tasks of these roles do not end by themselves and use no GPU.
 _SERVER_ROLES = ("ps", "scheduler")
 
 
 def memory_mib(value: int | str) -> int:
-    """4096, "4GB", "512 MiB" in MiB; a bare number counts MiB."""
-    found = _MEMORY.fullmatch(str(value))
-    if found is None or isinstance(value, bool):
+    """Parse an amount such as "4GB", "512 MiB" or 4096. A number without unit is in MiB."""
+    match = _MEMORY.fullmatch(str(value))
+    if match is None or isinstance(value, bool):
         raise Invalid(
             t("{value} is not an amount of memory; write it as 4GB or 512MB.", value=repr(value)),
             code="memory",
         )
-    return max(1, round(float(found[1]) * _MIB[found[2].lower()]))
+    return max(1, round(float(match[1]) * _MIB_PER_UNIT[match[2].lower()]))
 
 
 class FrameworkJob:
-    """Base class. Use one of the classes below."""
+    """Base class of the jobs of one framework each."""
 
     framework: ClassVar[str] = ""
 
@@ -102,21 +102,25 @@ class FrameworkJob:
         roles: Mapping[str, Mapping[str, Any]] | None = None,
         client: Client | None = None,
     ) -> None:
-        """`cpus`, `memory` and `gpus` apply to each task; `roles` overrides fields of single roles, with the
-        job file's field names: roles={"ps": {"cpuNumber": 4, "memoryMB": 8192}}. `params` become --key=value.
-        `code` is a local directory or archive that is uploaded; `code_dir`, `data` and `output` are
-        directories on the cluster."""
+        """Describe a job.
+
+        `cpus`, `memory` and `gpus` apply to each task. `roles` overrides fields of single roles, by their names in the
+        job file: roles={"ps": {"cpuNumber": 4, "memoryMB": 8192}}. `params` are appended to the command as --key=value.
+        `code` is a local directory or archive that is uploaded; `code_dir`, `data` and `output` are directories on the
+        cluster.
+        """
         self.name = name
         self.strategy = self._resolve_strategy(strategy)
         self.code = code
         self._client = client
         self._job: Job | None = None
+        required, _optional = STRATEGY_ROLES[self.framework, self.strategy]
         counts = {
             "worker": workers,
             "ps": ps,
             "chief": int(chief),
             "evaluator": int(evaluator),
-            "scheduler": int("scheduler" in self._required if scheduler is None else scheduler),
+            "scheduler": int("scheduler" in required if scheduler is None else scheduler),
         }
         task: dict[str, Any] = {
             "cpuNumber": cpus,
@@ -149,14 +153,6 @@ class FrameworkJob:
         self._spec["framework"] = {"name": self.framework, "strategy": self.strategy}
         self._spec["taskRoles"] = self._build_roles(counts, task, roles or {})
 
-    @property
-    def _strategy_roles(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        return STRATEGY_ROLES[self.framework, self.strategy]
-
-    @property
-    def _required(self) -> tuple[str, ...]:
-        return self._strategy_roles[0]
-
     @classmethod
     def strategies(cls) -> tuple[str, ...]:
         return tuple(
@@ -164,18 +160,18 @@ class FrameworkJob:
         )
 
     def _resolve_strategy(self, given: str) -> str:
-        known = self.strategies()
+        strategies = self.strategies()
         name = re.sub(r"[^a-z0-9]", "", given.lower())
-        name = _STRATEGY_ALIASES.get(name, name) if name not in known else name
+        name = _STRATEGY_ALIASES.get(name, name) if name not in strategies else name
         if not name:
-            return known[0]
-        if name not in known:
+            return strategies[0]
+        if name not in strategies:
             raise Invalid(
                 t(
                     "{framework} has no strategy {given}; it has {known}.",
                     framework=self.framework,
                     given=repr(given),
-                    known=", ".join(known),
+                    known=", ".join(strategies),
                 ),
                 code="strategy",
             )
@@ -185,26 +181,26 @@ class FrameworkJob:
         self,
         counts: Mapping[str, int],
         task: Mapping[str, Any],
-        given: Mapping[str, Mapping[str, Any]],
+        overrides: Mapping[str, Mapping[str, Any]],
     ) -> list[dict[str, Any]]:
-        required, optional = self._strategy_roles
-        known = (*required, *optional)
+        required, optional = STRATEGY_ROLES[self.framework, self.strategy]
+        role_names = (*required, *optional)
         for role, count in counts.items():
-            if count < 0 or (count and role not in known) or (not count and role in required):
+            if count < 0 or (count and role not in role_names) or (not count and role in required):
                 raise Invalid(
                     t(
                         "{framework} with strategy {strategy} has the roles {known}, and needs at "
                         "least one {required}; {role} was {count}.",
                         framework=self.framework,
                         strategy=self.strategy,
-                        known=", ".join(known),
+                        known=", ".join(role_names),
                         required=", ".join(required),
                         role=role,
                         count=count,
                     ),
                     code="roles",
                 )
-        for role in given:
+        for role in overrides:
             if not counts.get(role):
                 raise Invalid(
                     t("roles contains {role}, but this job has no such role.", role=repr(role)),
@@ -212,22 +208,22 @@ class FrameworkJob:
                 )
         main_role = "chief" if counts["chief"] else "worker"
         rows = []
-        for role in known:
+        for role in role_names:
             if not counts[role]:
                 continue
             row = {"name": role, "taskNumber": counts[role], **task}
             if role in _SERVER_ROLES:
                 row["gpuNumber"] = 0
             elif role == main_role and "ps" in required:
-                # Servers do not end by themselves: the job ends with its workers (or chief).
+                # The parameter servers do not end by themselves, so the job ends when all tasks of this role succeeded.
                 row["minSucceededTaskCount"] = counts[role]
-            rows.append({**row, **given.get(role, {})})
+            rows.append({**row, **overrides.get(role, {})})
         return rows
 
     # --- actions -------------------------------------------------------------------
 
     def spec(self) -> dict[str, Any]:
-        """The job file."""
+        """Return the job file."""
         return {**self._spec, "taskRoles": [dict(role) for role in self._spec["taskRoles"]]}
 
     @property
@@ -240,7 +236,7 @@ class FrameworkJob:
         return self.client.plan(self)
 
     def submit(self, *, client: Client | None = None) -> Job:
-        """Submit the job. After it ended, another call submits a new job with the same job file."""
+        """Submit the job. After it has ended, another call submits a new job with the same job file."""
         if client is not None:
             self._client = client
         if self._job is not None and not self.client.show(self._job).ended:
@@ -269,7 +265,7 @@ class FrameworkJob:
 
     @property
     def status(self) -> str:
-        """The current state: QUEUED, PENDING, RUNNING, COMPLETED, FAILED or STOPPED. Sends a request."""
+        """Request the current state: QUEUED, PENDING, RUNNING, COMPLETED, FAILED or STOPPED."""
         self._job = self.client.show(self.job)
         return self._job.state
 
@@ -284,7 +280,7 @@ class FrameworkJob:
     def logs(
         self, role: str = "", index: int = 0, *, follow: bool = False, offset: int = 0
     ) -> LogStream:
-        """Iterate for bytes, or take `.text`, `.lines()` or `.read()`."""
+        """Return the output of a task: iterate over it for bytes, or use `.text`, `.lines()` or `.read()`."""
         role = role or default_log_role(self._spec)
         return self.client.logs(self.job, role, index, follow=follow, offset=offset)
 
@@ -297,8 +293,8 @@ class FrameworkJob:
         return self.client.download_tree(self.job, to)
 
     def __repr__(self) -> str:
-        where = f", {self._job.state} {self._job.id}" if self._job else ""
-        return f"{type(self).__name__}({self.name!r}, strategy={self.strategy!r}{where})"
+        submitted = f", {self._job.state} {self._job.id}" if self._job else ""
+        return f"{type(self).__name__}({self.name!r}, strategy={self.strategy!r}{submitted})"
 
     def _repr_html_(self) -> str:
         if self._job is not None:
@@ -317,53 +313,42 @@ class FrameworkJob:
 
 
 class TensorFlowJob(FrameworkJob):
-    """strategy "ps" (workers and parameter servers) or "multi-worker" (all-reduce). Tasks get TF_CONFIG."""
+    """Strategy "ps" (workers and parameter servers) or "multi-worker" (all-reduce). Tasks get TF_CONFIG."""
 
     framework = "tensorflow"
 
 
 class PyTorchJob(FrameworkJob):
-    """strategy "ddp" (MASTER_ADDR, RANK, WORLD_SIZE, … in every task) or "torchrun"."""
+    """Strategy "ddp" (tasks get MASTER_ADDR, RANK, WORLD_SIZE, …) or "torchrun"."""
 
     framework = "pytorch"
 
 
 class HorovodJob(FrameworkJob):
-    """strategy "ring" (Gloo, variables in every task) or "horovodrun"."""
+    """Strategy "ring" (Gloo, whose variables all tasks get) or "horovodrun"."""
 
     framework = "horovod"
 
 
 class XGBoostJob(FrameworkJob):
-    """strategy "rabit". Tasks get DMLC_ROLE, DMLC_TRACKER_URI and the like."""
+    """Strategy "rabit". Tasks get DMLC_ROLE, DMLC_TRACKER_URI and the like."""
 
     framework = "xgboost"
 
 
 class MXNetJob(FrameworkJob):
-    """strategy "ps": a scheduler, servers and workers. Tasks get DMLC_ROLE and the like."""
+    """Strategy "ps": a scheduler, parameter servers and workers. Tasks get DMLC_ROLE and the like."""
 
     framework = "mxnet"
 
 
 class PaddleJob(FrameworkJob):
-    """strategy "collective". Tasks get PADDLE_TRAINER_ID, PADDLE_TRAINER_ENDPOINTS and the like."""
+    """Strategy "collective". Tasks get PADDLE_TRAINER_ID, PADDLE_TRAINER_ENDPOINTS and the like."""
 
     framework = "paddle"
 
 
 class MPIJob(FrameworkJob):
-    """strategy "srun" (Slurm's own MPI support) or "hostfile" (mpirun in the first task)."""
+    """Strategy "srun" (Slurm's own MPI support) or "hostfile" (mpirun in the first task)."""
 
     framework = "mpi"
-
-
-FRAMEWORK_JOBS: tuple[type[FrameworkJob], ...] = (
-    TensorFlowJob,
-    PyTorchJob,
-    HorovodJob,
-    XGBoostJob,
-    MXNetJob,
-    PaddleJob,
-    MPIJob,
-)

@@ -1,7 +1,7 @@
 """The only module that calls the REST API: authentication, retries, errors.
 
-Only requests that are safe to repeat are retried: reads, those with an Idempotency-Key, and those that the
-server rejected unread (429). All others are sent once.
+Only requests that can be repeated safely are retried: reads, requests with an Idempotency-Key, requests that the caller
+declares repeatable, and requests that the server rejected without processing them (429).
 """
 
 from __future__ import annotations
@@ -28,18 +28,19 @@ from sluice.messages import language, t
 from sluice.version import VERSION
 
 PREFIX = "/api/v1/"
+USER_AGENT = f"sluice-python/{VERSION}"
 TIMEOUT = httpx.Timeout(30.0, connect=10.0)
-# A submission unpacks and checks an archive before it responds.
+# For uploads and submissions: the server unpacks and checks an archive before it responds.
 LONG_TIMEOUT = httpx.Timeout(300.0, connect=10.0)
 MAX_TRIES = 4
 MAX_BACKOFF_S = 20.0
 SAFE_METHODS = frozenset(("GET", "HEAD"))
-# Errors of a proxy or of the cluster; the same request may succeed later.
+# Errors of a proxy or of the cluster, after which the same request may succeed later.
 TRANSIENT_STATUSES = frozenset((502, 503, 504))
 
 
 def normalize_url(url: str) -> str:
-    """The server's address without a trailing slash. Raises Invalid."""
+    """Return the server's address without trailing slash and API path. Raises Invalid."""
     text = url.strip()
     if text and "://" not in text:
         text = "http://" + text
@@ -70,9 +71,9 @@ class ApiSession:
         self.verify = verify
         self._sleep = sleep
         headers = {
-            "User-Agent": f"sluice-python/{VERSION}",
+            "User-Agent": USER_AGENT,
             "Accept": "application/json",
-            "Accept-Language": "zh-hans" if language() == "zh" else "en",
+            "Accept-Language": language(),
         }
         if token:
             headers["Authorization"] = f"Bearer {token}"
@@ -107,12 +108,14 @@ class ApiSession:
         auth: tuple[str, str] | None = None,
         repeatable: bool = False,
     ) -> httpx.Response:
-        """One response, already read. `content` creates the body again for each try."""
+        """Return the response with its body. `content` is called for each try and returns the request's body."""
         has_idempotency_key = "Idempotency-Key" in (headers or {})
-        more: dict[str, Any] = {"timeout": LONG_TIMEOUT} if content or has_idempotency_key else {}
+        options: dict[str, Any] = {}
+        if content or has_idempotency_key:
+            options["timeout"] = LONG_TIMEOUT
         repeatable = repeatable or has_idempotency_key or method in SAFE_METHODS
         if auth is not None:
-            more["auth"] = httpx.BasicAuth(*auth)
+            options["auth"] = httpx.BasicAuth(*auth)
         attempt = 0
         while True:
             attempt += 1
@@ -124,7 +127,7 @@ class ApiSession:
                     json=json,
                     content=content() if content else None,
                     headers=dict(headers or {}),
-                    **more,
+                    **options,
                 )
             except httpx.TransportError as error:
                 if not repeatable or attempt >= MAX_TRIES:
@@ -142,23 +145,23 @@ class ApiSession:
 
     @staticmethod
     def _retry_delay_s(response: httpx.Response, repeatable: bool) -> float | None:
-        """Seconds until the same request may be sent again; None: it may not."""
+        """Return the seconds until the same request may be sent again; None if it must not be sent again."""
         status = response.status_code
         if status != 429 and not (repeatable and status in TRANSIENT_STATUSES):
             return None
         delay_s = retry_after_s(response)
         return delay_s if delay_s <= MAX_BACKOFF_S else None
 
-    def json(self, method: str, path: str, **more: Any) -> Any:
-        response = self.request(method, path, **more)
-        return decode_json(response)
+    def json(self, method: str, path: str, **options: Any) -> Any:
+        """Call `request` and return the decoded body."""
+        return decode_json(self.request(method, path, **options))
 
     @contextmanager
     def stream(
         self, path: str, *, params: Mapping[str, Any] | None = None, headers: Mapping[str, str]
     ) -> Iterator[httpx.Response]:
-        """One response with a streamed body. Network failures raise httpx.TransportError."""
-        # Not compressed: offsets are byte positions in the file.
+        """Yield the response with its body still to be read. Network failures raise httpx.TransportError."""
+        # Without compression, because downloads continue at a byte position of the file.
         stream_headers = {"Accept-Encoding": "identity", **headers}
         with self._http.stream(
             "GET", path, params=encode_params(params), headers=stream_headers
@@ -191,7 +194,7 @@ class ApiSession:
 
 
 def encode_params(params: Mapping[str, Any] | None) -> dict[str, str]:
-    """Query parameters that have a value; lists joined by commas, booleans as 1 and 0."""
+    """Return the query parameters that have a value, with lists joined by commas and booleans as 1 and 0."""
     encoded: dict[str, str] = {}
     for name, value in (params or {}).items():
         if value is None or value == "" or value == ():
@@ -206,7 +209,7 @@ def encode_params(params: Mapping[str, Any] | None) -> dict[str, str]:
 
 
 def backoff_s(attempt: int) -> float:
-    """Exponential back-off with jitter."""
+    """Return the delay after this many failed tries: exponential back-off with jitter."""
     return min(MAX_BACKOFF_S, 0.4 * 2.0**attempt) * random.uniform(0.5, 1.0)  # noqa: S311
 
 
@@ -234,25 +237,25 @@ def decode_json(response: httpx.Response) -> Any:
 
 
 def parse_error_response(response: httpx.Response) -> SluiceError:
-    """The exception for an error response: from problem+json, or from the response of a proxy."""
+    """Return the exception for an error response: problem+json of Sluice, or the response of a proxy."""
     status = response.status_code
     try:
         body = response.json()
     except ValueError:
         body = None
     if not isinstance(body, dict):
-        return _parse_foreign_error(response)
+        return _parse_proxy_error(response)
     detail = str(body.get("detail") or body.get("title") or f"HTTP {status}")
     code = str(body.get("code") or "")
     if status == 429:
         return Throttled(detail, retry_after=retry_after_s(response), code=code)
-    kind = ERROR_BY_STATUS.get(status, ServerFailed if status >= 500 else SluiceError)
-    rows = body.get("errors")
-    errors = tuple(field_error(row) for row in rows if isinstance(row, dict)) if rows else ()
-    return kind(detail, code=code, status=status, errors=errors)
+    error_class = ERROR_BY_STATUS.get(status, ServerFailed if status >= 500 else SluiceError)
+    rows = body.get("errors") or ()
+    errors = tuple(parse_field_error(row) for row in rows if isinstance(row, dict))
+    return error_class(detail, code=code, status=status, errors=errors)
 
 
-def field_error(row: Mapping[str, Any]) -> FieldError:
+def parse_field_error(row: Mapping[str, Any]) -> FieldError:
     return FieldError(
         path=str(row.get("path") or ""),
         message=str(row.get("message") or ""),
@@ -262,7 +265,7 @@ def field_error(row: Mapping[str, Any]) -> FieldError:
     )
 
 
-def _parse_foreign_error(response: httpx.Response) -> SluiceError:
+def _parse_proxy_error(response: httpx.Response) -> SluiceError:
     status = response.status_code
     if response.is_redirect:
         message = t(
@@ -278,5 +281,5 @@ def _parse_foreign_error(response: httpx.Response) -> SluiceError:
     message = t(
         "{url} responds, but is not a Sluice server. Check the address.", url=response.url.host
     )
-    kind = ERROR_BY_STATUS.get(status, ServerFailed)
-    return kind(message, code="not_sluice", status=status)
+    error_class = ERROR_BY_STATUS.get(status, ServerFailed)
+    return error_class(message, code="not_sluice", status=status)

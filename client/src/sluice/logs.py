@@ -1,5 +1,8 @@
-"""One log as a stream of bytes addressed by offset: after a reconnect no byte is lost or repeated.
-Uses a websocket to follow a growing log; REST otherwise, or if websockets are blocked."""
+"""Reads one log as a stream of bytes. It continues at an offset, so no byte is lost or repeated after a reconnect.
+
+With `follow` it uses a websocket, or polls with REST if websockets are blocked; otherwise it reads with REST what the
+log contains now.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ from websockets.exceptions import ConnectionClosed
 from sluice.errors import NotFound, ServerFailed, SluiceError
 from sluice.http import ApiSession, backoff_s
 from sluice.sockets import SocketLost, WebSocketUnavailable, error_for_close_code, open_socket
+from sluice.values import END_STATES
 
 READ_BYTES = 1024 * 1024
 POLL_S = 2.0
@@ -27,7 +31,7 @@ WaitCallback = Callable[[str], None]
 
 @dataclass(slots=True)
 class LogStream:
-    """Iterate for bytes; `.text` and `.lines()` decode. `offset` is the position of the next byte."""
+    """One log: iterate over it for bytes; `.text` and `.lines()` decode. `offset` is the position of the next byte."""
 
     session: ApiSession
     job_id: str
@@ -36,9 +40,9 @@ class LogStream:
     follow: bool = False
     offset: int = 0
     attempt: int | None = None
-    # Called with a message while there is nothing to read yet.
+    # Called with the reason while there is no log yet.
     on_wait: WaitCallback | None = None
-    # Result of the task, once it has ended: {"state": …, "exit_code": …}.
+    # Result of the task, after it has ended: {"state": …, "exit_code": …}.
     verdict: dict[str, Any] | None = field(default=None, init=False)
 
     def __iter__(self) -> Iterator[bytes]:
@@ -46,22 +50,22 @@ class LogStream:
 
     @property
     def text(self) -> Iterator[str]:
-        """The log as text; decodes characters split between two chunks."""
+        """Yield the log as text. Decodes correctly characters that are split between two chunks."""
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         for chunk in self:
             if piece := decoder.decode(chunk):
                 yield piece
-        if rest := decoder.decode(b"", final=True):
-            yield rest
+        if piece := decoder.decode(b"", final=True):
+            yield piece
 
     def lines(self) -> Iterator[str]:
-        """Lines without line ends, including an incomplete last line."""
-        rest = ""
+        """Yield the lines without line ends, including a last line that has none."""
+        partial_line = ""
         for piece in self.text:
-            *whole, rest = (rest + piece).split("\n")
-            yield from (line.removesuffix("\r") for line in whole)
-        if rest:
-            yield rest
+            *lines, partial_line = (partial_line + piece).split("\n")
+            yield from (line.removesuffix("\r") for line in lines)
+        if partial_line:
+            yield partial_line
 
     def read(self) -> bytes:
         return b"".join(self)
@@ -73,7 +77,7 @@ class LogStream:
         return f"jobs/{self.job_id}/logs/{quote(self.role, safe='')}/{self.index}"
 
     def _read_chunk(self) -> tuple[bytes, bool]:
-        """The next bytes, and whether the log is complete with them."""
+        """Return the next bytes, and whether they are the last ones."""
         response = self.session.request(
             "GET",
             self._path,
@@ -108,7 +112,7 @@ class LogStream:
             if data:
                 yield data
             elif complete or self._job_ended():
-                # Read once more: bytes written between the two requests.
+                # Bytes may have been written between the two requests: read once more.
                 last, _complete = self._read_chunk_or_empty()
                 if not last:
                     return
@@ -124,7 +128,7 @@ class LogStream:
 
     def _job_ended(self) -> bool:
         job = self.session.json("GET", f"jobs/{self.job_id}")
-        return job["state"] in ("COMPLETED", "FAILED", "STOPPED")
+        return job["state"] in END_STATES
 
     # --- websocket ----------------------------------------------------------------------------------
 
@@ -142,11 +146,11 @@ class LogStream:
                 failed_tries = failed_tries + 1 if self.offset == before else 0
                 if failed_tries >= MAX_FAILED_TRIES:
                     raise self.session.unreachable_error(error) from error
-                # A REST request shows permanent errors: token revoked, job deleted.
-                self._raise_if_job_gone()
+                self._raise_permanent_error()
                 time.sleep(backoff_s(failed_tries))
 
-    def _raise_if_job_gone(self) -> None:
+    def _raise_permanent_error(self) -> None:
+        """Raise the error of a REST request if a reconnect would fail too: token revoked, job deleted."""
         try:
             self.session.json("GET", f"jobs/{self.job_id}")
         except (ServerFailed, OSError):
@@ -163,7 +167,7 @@ class LogStream:
                 try:
                     frame = socket.recv(timeout=RECV_TIMEOUT_S)
                 except TimeoutError:
-                    continue  # no data is not an error: the library's pings detect a dead connection
+                    continue  # the log did not grow; the pings of the library detect a lost connection
                 except ConnectionClosed as closed:
                     if error := error_for_close_code(closed.rcvd.code if closed.rcvd else 0):
                         raise error from closed
@@ -175,7 +179,7 @@ class LogStream:
                     return
 
     def _handle_frame(self, frame: dict[str, Any]) -> bool:
-        """Handle a text frame. True: it was the end."""
+        """Handle a text frame. Return True if the log has ended."""
         kind = frame.get("type")
         if kind == "log":
             self.offset = int(frame["offset"])

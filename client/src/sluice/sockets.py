@@ -1,4 +1,4 @@
-"""Opens websockets to the server with the token; separates permanent from temporary failures."""
+"""Opens websockets with the token, and distinguishes permanent from temporary failures."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from websockets.exceptions import InvalidHandshake, InvalidStatus, WebSocketExce
 from websockets.sync.client import connect
 
 from sluice.errors import Forbidden, NotFound, SluiceError, Unauthorized
-from sluice.http import ApiSession
+from sluice.http import USER_AGENT, ApiSession
 from sluice.messages import language, t
-from sluice.version import VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,18 +19,12 @@ if TYPE_CHECKING:
     from websockets.sync.client import ClientConnection
 
 OPEN_TIMEOUT_S = 15.0
-# Close codes of the server.
-CLOSE_SIGNED_OUT, CLOSE_NOT_ALLOWED, CLOSE_NOT_FOUND, CLOSE_TOO_SLOW, CLOSE_TOO_MANY = (
-    4401,
-    4403,
-    4404,
-    4408,
-    4429,
-)
+# Close codes of the server after which a reconnect would fail too.
+CLOSE_SIGNED_OUT, CLOSE_NOT_ALLOWED, CLOSE_NOT_FOUND = 4401, 4403, 4404
 
 
 class SocketLost(Exception):
-    """The connection failed or was lost; data already read is valid."""
+    """The connection failed or was lost; a reconnect may succeed. Data already read is valid."""
 
 
 class WebSocketUnavailable(Exception):
@@ -39,7 +32,7 @@ class WebSocketUnavailable(Exception):
 
 
 def open_socket(session: ApiSession, path: str, params: Mapping[str, object]) -> ClientConnection:
-    """Raises SluiceError (permanent), SocketLost (temporary) or WebSocketUnavailable (only HTTP works)."""
+    """Open a websocket. Raises SocketLost for a temporary failure, WebSocketUnavailable if only HTTP can be used."""
     query = urlencode({key: value for key, value in params.items() if value is not None})
     address = f"{session.socket_url}{path}{'?' + query if query else ''}"
     context = None
@@ -54,21 +47,18 @@ def open_socket(session: ApiSession, path: str, params: Mapping[str, object]) ->
             address,
             additional_headers={
                 "Authorization": f"Bearer {session.token}",
-                "Accept-Language": "zh-hans" if language() == "zh" else "en",
+                "Accept-Language": language(),
             },
-            user_agent_header=f"sluice-python/{VERSION}",
+            user_agent_header=USER_AGENT,
             open_timeout=OPEN_TIMEOUT_S,
             close_timeout=2,
             max_size=16 * 1024 * 1024,
             ssl=context,
         )
     except InvalidStatus as error:
-        status = error.response.status_code
-        if status in (401, 403):
-            # Rejected before the handshake, by the server or by a proxy; an HTTP request shows which.
-            raise WebSocketUnavailable from error
-        if status in (429, 500, 502, 503, 504):
+        if error.response.status_code in (429, 500, 502, 503, 504):
             raise SocketLost from error
+        # 401 and 403 may come from the server or from a proxy; the HTTP requests that follow show which.
         raise WebSocketUnavailable from error
     except InvalidHandshake as error:
         raise WebSocketUnavailable from error
@@ -77,7 +67,7 @@ def open_socket(session: ApiSession, path: str, params: Mapping[str, object]) ->
 
 
 def error_for_close_code(code: int) -> SluiceError | None:
-    """The error for a close code that a reconnect would meet again; None: reconnect."""
+    """Return the error for a close code after which a reconnect would fail too; None if a reconnect may succeed."""
     if code == CLOSE_SIGNED_OUT:
         return Unauthorized(
             t("The token is unknown, revoked or expired. Run: sluice login"),

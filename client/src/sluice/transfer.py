@@ -1,4 +1,4 @@
-"""Resumable downloads: bytes are written to NAME.part, which is renamed to NAME when complete."""
+"""Downloads. Bytes are written to NAME.part, which is renamed to NAME when the file is complete."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from sluice.errors import Invalid, SluiceError
 from sluice.http import ApiSession, backoff_s
 from sluice.messages import t
 
-# Consecutive tries without a byte.
+# Give up after this many consecutive tries that received no byte.
 MAX_FAILED_TRIES = 5
 
 
 class Download:
-    """Download one file."""
+    """Downloads one file. An interrupted download continues where NAME.part ends, if the file has not changed."""
 
     def __init__(
         self,
@@ -77,7 +77,8 @@ class Download:
         except Invalid as error:
             if error.status != 416:
                 raise
-            if self._complete(offset, known_etag):
+            # The ETag ends in the size of the file: 416 for a range that starts there means that nothing is missing.
+            if known_etag.strip('"').rpartition("-")[2] == str(offset):
                 return
             self._discard_partial()
             raise _IncompleteDownload from error
@@ -96,10 +97,6 @@ class Download:
         if self._size is not None and offset < self._size:
             raise _IncompleteDownload
 
-    def _complete(self, offset: int, known_etag: str) -> bool:
-        """416: the file is complete if the ETag, which ends in the size, still matches."""
-        return known_etag.strip('"').rpartition("-")[2] == str(offset)
-
     def _save_etag(self, etag: str) -> None:
         self._etag_path.write_text(json.dumps({"etag": etag}))
 
@@ -115,7 +112,7 @@ class Download:
 
 
 class _IncompleteDownload(Exception):
-    """The body was shorter than announced, or the file changed: request again."""
+    """The body was shorter than Content-Length, or the file has changed. The request must be repeated."""
 
 
 def download_stream(
@@ -125,7 +122,7 @@ def download_stream(
     target: Path,
     progress: Progress | None = None,
 ) -> Path:
-    """Download a body of unknown length; an incomplete file is removed."""
+    """Download a body of unknown length. Removes an incomplete file."""
     part = target.with_name(target.name + ".part")
     done = 0
     try:
@@ -146,7 +143,7 @@ def download_stream(
 
 
 def safe_name(name: str) -> str:
-    """A file name of the server as a local name that stays inside the directory."""
+    """Return a file name of the server. Raises Invalid if the local file would be outside the target directory."""
     if not name or name in (".", "..") or "/" in name or "\0" in name or os.sep in name:
         raise Invalid(
             t(

@@ -1,7 +1,7 @@
-"""Typed values of the server's responses.
+"""Typed values made from the server's responses.
 
-Every value keeps the whole response in `raw`: unknown fields of a newer server are available there and
-never an error.
+Every value keeps the whole response in `raw`. Fields of a newer server that this client does not know are no error;
+`raw` has them.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Any
 
 from sluice.display import job_html
 
-LIVE_STATES = frozenset(("QUEUED", "PENDING", "RUNNING"))
 END_STATES = frozenset(("COMPLETED", "FAILED", "STOPPED"))
 
 Json = Mapping[str, Any]
@@ -43,7 +42,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job as of the time of the request."""
+    """A job as it was at the time of the request."""
 
     id: str
     name: str
@@ -180,7 +179,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """One entry of a directory of a job's files."""
+    """One entry of a directory on the cluster."""
 
     name: str
     path: str

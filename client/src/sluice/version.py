@@ -1,4 +1,4 @@
-"""The client's version, in one place."""
+"""The version of the client, for setuptools, the User-Agent header and `sluice version`."""
 
 from __future__ import annotations
 

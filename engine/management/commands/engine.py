@@ -1,4 +1,4 @@
-"""`manage.py engine`: runs an engine process. Of several, one is the leader of each cluster; the others stand by."""
+"""`manage.py engine`: runs an engine process. If several run, one leads each cluster and the others stand by."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Command(BaseCommand):
 
 
 def _stop_at_eof(stop: threading.Event) -> None:
-    # os.read instead of sys.stdin: Python aborts at exit if a thread is still reading sys.stdin.
+    # os.read instead of sys.stdin: at exit Python aborts while another thread reads sys.stdin.
     while os.read(0, 4096):
         pass
     stop.set()

@@ -1,4 +1,4 @@
-"""`manage.py serve`: runs the web server and, as its child process, an engine. In production start them separately."""
+"""`manage.py serve`: runs the web server and an engine as its child process. In production start them separately."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from core.process import freeze_startup_objects
 
 logger = logging.getLogger(__name__)
 
-# A line of a followed log passes through several threads, each of which may wait for one switch interval of the
-# interpreter lock. Python's default is 5 ms.
+# Longest time for which a thread keeps the interpreter lock while others wait; Python's default is 5 ms. A line of
+# a followed log passes through several threads, each of which may have to wait this long.
 THREAD_SWITCH_INTERVAL_S = 0.001
-# Delays before the first and later restarts of the engine. An engine that ran longer than ENGINE_STABLE_AFTER_S is
-# restarted after the first delay again.
+# Delays before consecutive restarts of the engine; the last one repeats. After an engine that ran longer than
+# ENGINE_STABLE_AFTER_S, the delays start again with the first.
 ENGINE_RESTART_DELAYS_S = (1.0, 2.0, 5.0, 15.0)
 ENGINE_STABLE_AFTER_S = 60.0
 
 
 class EngineSupervisor:
-    """Runs `manage.py engine` as a child process, which has its own interpreter lock, and restarts it when it exits.
+    """Runs `manage.py engine` as a child process, so that it has its own interpreter lock; restarts it when it exits.
 
-    The child exits at the end of its standard input, so it also ends when this process is killed.
+    The child exits at the end of its standard input, so it also exits when this process is killed.
     """
 
     def __init__(self) -> None:
@@ -54,21 +54,21 @@ class EngineSupervisor:
     def _supervise(self) -> None:
         restarts = 0
         while not self._stopping.is_set():
-            started = time.monotonic()
+            started_at = time.monotonic()
             exit_status = self._run_once()
             if self._stopping.is_set():
                 return
-            if time.monotonic() - started > ENGINE_STABLE_AFTER_S:
+            if time.monotonic() - started_at > ENGINE_STABLE_AFTER_S:
                 restarts = 0
-            pause_s = ENGINE_RESTART_DELAYS_S[min(restarts, len(ENGINE_RESTART_DELAYS_S) - 1)]
+            delay_s = ENGINE_RESTART_DELAYS_S[min(restarts, len(ENGINE_RESTART_DELAYS_S) - 1)]
             restarts += 1
             logger.error(
                 "the engine exited (%s) and is restarted in %s s",
                 exit_status,
-                pause_s,
+                delay_s,
                 extra={"action": "engine_restart"},
             )
-            self._stopping.wait(pause_s)
+            self._stopping.wait(delay_s)
 
     def _run_once(self) -> int | str:
         """Run the engine until it exits. Return its exit code, or the error if it could not be started."""
@@ -76,7 +76,7 @@ class EngineSupervisor:
             with self._lock:
                 if self._stopping.is_set():
                     return ""
-                # A new session, so that Ctrl-C sends SIGINT only to this process, which then stops the engine.
+                # In a new session, so that Ctrl-C sends SIGINT only to this process, which then stops the engine.
                 self._process = subprocess.Popen(
                     [sys.executable, str(settings.BASE_DIR / "manage.py"), "engine", "--until-eof"],
                     stdin=subprocess.PIPE,

@@ -9,9 +9,9 @@ import pytest
 import sluice
 from jobs.jobfile.frameworks import STRATEGIES, assign_roles, build_roles, find_strategy
 from jobs.jobfile.model import JobSpec
-from sluice.frameworks import FRAMEWORK_JOBS, STRATEGY_ROLES, FrameworkJob, memory_mib
+from sluice.frameworks import STRATEGY_ROLES, FrameworkJob, memory_mib
 
-JOB_CLASSES = {kind.framework: kind for kind in FRAMEWORK_JOBS}
+JOB_CLASSES = {kind.framework: kind for kind in FrameworkJob.__subclasses__()}
 
 
 def test_client_and_server_tables_are_equal() -> None:
@@ -46,7 +46,7 @@ def test_roles_of_each_strategy_match_the_server(framework: str, strategy: str) 
     assert assignment.strategy == find_strategy(framework, strategy)
 
 
-@pytest.mark.parametrize("kind", FRAMEWORK_JOBS)
+@pytest.mark.parametrize("kind", JOB_CLASSES.values())
 def test_chief_role_matches_the_server(kind: type[FrameworkJob]) -> None:
     required, optional = STRATEGY_ROLES[kind.framework, kind.strategies()[0]]
     given_counts = task_counts(required)

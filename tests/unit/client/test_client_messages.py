@@ -40,10 +40,10 @@ def test_translations_have_the_same_placeholders() -> None:
 @pytest.mark.parametrize(
     ("variables", "language"),
     [
-        ({"LANG": "zh_CN.UTF-8"}, "zh"),
+        ({"LANG": "zh_CN.UTF-8"}, "zh-hans"),
         ({"LANG": "en_US.UTF-8"}, "en"),
         ({"LC_ALL": "C.UTF-8", "LANG": "zh_CN.UTF-8"}, "en"),
-        ({"LC_MESSAGES": "zh_TW", "LANG": "en"}, "zh"),
+        ({"LC_MESSAGES": "zh_TW", "LANG": "en"}, "zh-hans"),
         ({}, "en"),
     ],
 )
@@ -58,6 +58,8 @@ def test_language_follows_environment(
     try:
         assert messages.language() == language
         text = messages.t("Template {word} does not exist.", word="x")
-        assert text == ("模板 x 不存在。" if language == "zh" else "Template x does not exist.")
+        assert text == (
+            "模板 x 不存在。" if language == "zh-hans" else "Template x does not exist."
+        )
     finally:
         messages.language.cache_clear()

@@ -53,7 +53,7 @@ def job_transport(*states: str) -> httpx.MockTransport:
 
 
 def test_log_resumes_at_its_offset_after_each_disconnect(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sockets, "language", lambda: "zh")
+    monkeypatch.setattr(sockets, "language", lambda: "zh-hans")
     offsets: list[int] = []
     tokens: list[str] = []
 

@@ -1,5 +1,8 @@
-"""The `sluice` command. Exit codes: 0 success (for commands that follow a job: it COMPLETED), 1 failure, 2 usage,
-3 not reachable or not signed in, 130 detached by Ctrl-C. Expected errors are shown without a traceback."""
+"""The `sluice` command. Expected errors are shown without a traceback.
+
+Exit codes: 0 success (of a command that follows a job: the job COMPLETED), 1 failure, 2 usage error, 3 server not
+reachable or not signed in, 130 the user stopped following with Ctrl-C.
+"""
 
 from __future__ import annotations
 
@@ -36,13 +39,13 @@ def main() -> None:
         make_app()(prog_name="sluice")
     except SluiceError as error:
         if isinstance(error, Unauthorized) and read_password_credentials():
-            # A token made from the password in the environment: the next command makes a new one.
+            # The rejected token was created with the password in the environment. The next command creates a new one.
             cache_path().unlink(missing_ok=True)
         sys.exit(output.print_error(error))
     except KeyboardInterrupt:
         sys.exit(output.EXIT_DETACHED)
     except BrokenPipeError:
-        # The reader of stdout has closed the pipe (| head); not an error.
+        # The reader of stdout has closed the pipe, as `| head` does. At exit Python would fail to flush stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(output.EXIT_FAILED)
     except OSError as error:

@@ -1,6 +1,6 @@
-"""Follows a job: its state and reason to stderr, its output to stdout, until it ends or Ctrl-C.
+"""Follows a job until it ends or the user presses Ctrl-C: prints its state to stderr and its output to stdout.
 
-The job is not affected; `sluice attach` follows it again. The exit code is the result of the job.
+Ctrl-C does not affect the job; `sluice attach` follows it again. The exit code is the result of the job.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from sluice.messages import t
 from sluice.values import Job
 
 POLL_S = 1.0
-# Time after the job's end for the last output to arrive.
+# Maximum time to wait for the last output after the job has ended.
 LAST_OUTPUT_S = 60.0
 
 
 @dataclass
 class Printer:
-    """Writes output of tasks to stdout, one piece at a time."""
+    """Writes the output of tasks to stdout; usable from several threads."""
 
-    prefix_lines: bool = False
+    prefix_lines: bool = False  # begin each line with its task
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _partial_lines: dict[tuple[str, int], bytes] = field(default_factory=dict)
 
@@ -45,9 +45,9 @@ class Printer:
             self._print_line(role, index, line)
 
     def finish(self, role: str, index: int) -> None:
-        """Complete a last line without a line end."""
-        if rest := self._partial_lines.pop((role, index), b""):
-            self._print_line(role, index, rest)
+        """Print the last line of a task's output if it has no line end."""
+        if line := self._partial_lines.pop((role, index), b""):
+            self._print_line(role, index, line)
 
     def _print_line(self, role: str, index: int, line: bytes) -> None:
         if output.mode.json:
@@ -63,7 +63,8 @@ class Printer:
                 sys.stdout.buffer.write(data)
                 sys.stdout.buffer.flush()
             except BrokenPipeError:
-                # The reader has closed the pipe (| head). os._exit is the only call that ends other threads.
+                # The reader has closed the pipe, as `| head` does. This may be a reader thread, in which sys.exit
+                # would end only the thread.
                 os._exit(EXIT_FAILED)
 
 
@@ -84,7 +85,7 @@ class JobAttachment:
         self._ended = threading.Event()
 
     def run(self) -> int:
-        """The exit code: 0 only when the job COMPLETED."""
+        """Follow the job and return the exit code, which is 0 only if the job COMPLETED."""
         try:
             for job in self._client.watch(self._job):
                 self._job = job
@@ -93,7 +94,7 @@ class JobAttachment:
                     self._start_reader(job)
             self._ended.set()
             if self._reader is not None:
-                # Short waits, so that Ctrl-C is handled in between.
+                # Several short waits, because Ctrl-C is handled only between them.
                 deadline = time.monotonic() + LAST_OUTPUT_S
                 while self._reader.is_alive() and time.monotonic() < deadline:
                     self._reader.join(0.2)
@@ -104,7 +105,7 @@ class JobAttachment:
 
     def _print_state(self, job: Job) -> None:
         if job.ended:
-            return  # `_print_result` prints it after the last output
+            return  # `_print_result` prints the final state after the last output
         if output.mode.json:
             output.print_json({"event": "state", "job": job.raw})
             return
@@ -119,7 +120,7 @@ class JobAttachment:
         output.print_message(f"{time.strftime('%H:%M:%S')}  " + "  ".join(parts), style)
 
     def _start_reader(self, job: Job) -> None:
-        """Start a reader thread for each attempt."""
+        """Start the reader thread of a new attempt, after that of the previous attempt has ended or timed out."""
         if job.attempt <= self._read_attempt:
             return
         if self._reader is not None:
@@ -135,7 +136,7 @@ class JobAttachment:
             for chunk in stream:
                 self._printer.write(self._role, self._index, chunk)
         except NotFound:
-            pass  # the task never had a log; the result has the reason
+            pass  # the task never had a log; the reason of the job's end says why
         except SluiceError as error:
             output.print_message(
                 t("The output cannot be read: {problem}", problem=error.message), "red"
@@ -143,7 +144,7 @@ class JobAttachment:
         self._printer.finish(self._role, self._index)
 
     def _read_all(self, attempt: int) -> None:
-        """All tasks over REST: one request shows which logs grew."""
+        """Print the output of all tasks. Polls, because one request shows which of the logs have grown."""
         streams: dict[tuple[str, int], LogStream] = {}
         session = self._client.session
         try:
@@ -191,5 +192,5 @@ class JobAttachment:
 def attach_and_exit(
     client: Client, job: Job, *, role: str = "", index: int = 0, all_tasks: bool = False
 ) -> None:
-    """Follow the job and exit with its result."""
+    """Follow the job and exit with the exit code of `JobAttachment.run`."""
     raise typer.Exit(JobAttachment(client, job, role=role, index=index, all_tasks=all_tasks).run())

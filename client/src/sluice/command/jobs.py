@@ -1,22 +1,23 @@
-"""Commands for jobs: submit, read, act."""
+"""Commands that submit, show and change jobs."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from sluice.archive import Progress
+from sluice.archive import bind_file_name
 from sluice.client import Client, JobFile
 from sluice.command import output
 from sluice.command.attach import attach_and_exit
 from sluice.command.options import (
     AllOption,
     CodeArgument,
+    FollowJobOption,
     IndexOption,
     JobArgument,
     JobArguments,
@@ -30,11 +31,11 @@ from sluice.command.options import (
 )
 from sluice.errors import Invalid, SluiceError
 from sluice.messages import t
-from sluice.values import Job, Plan
+from sluice.values import Job, Plan, Task
 
 
 def register(app: typer.Typer) -> None:
-    """Add these commands, in the order of the help."""
+    """Add these commands, in the order in which the help lists them."""
     app.command(
         "train", help=t("Submit a manifest with its code and follow the job until it ends.")
     )(train)
@@ -58,10 +59,11 @@ def read_job_file(path: Path) -> JobFile:
     return sys.stdin.read() if str(path) == "-" else path
 
 
-def parse_secrets(given: list[str] | None) -> dict[str, str]:
+def parse_secrets(options: list[str] | None) -> dict[str, str]:
+    """Parse the options NAME=VALUE and NAME; the value of the latter is that of the environment variable."""
     secrets = {}
-    for item in given or ():
-        name, sign, value = item.partition("=")
+    for option in options or ():
+        name, sign, value = option.partition("=")
         if not sign and name not in os.environ:
             raise Invalid(
                 t("The secret {name} has no value: set it in the environment.", name=name),
@@ -69,12 +71,6 @@ def parse_secrets(given: list[str] | None) -> dict[str, str]:
             )
         secrets[name] = value if sign else os.environ[name]
     return secrets
-
-
-def upload_progress(update: Callable[[str, int, int], None] | None) -> Progress | None:
-    if update is None:
-        return None
-    return lambda done, total: update("", done, total)
 
 
 def print_warnings(warnings: tuple[str, ...]) -> None:
@@ -98,7 +94,7 @@ def submit_job_file(
             name=name,
             namespace=namespace,
             secrets=parse_secrets(secret),
-            progress=upload_progress(update),
+            progress=bind_file_name(update, ""),
         )
     print_warnings(job.warnings)
     return job
@@ -120,9 +116,9 @@ def train(
 ) -> None:
     with Client() as client:
         job = submit_job_file(client, manifest, code, name, namespace, secret)
-        print_submitted(job, follow=not detach)
-        if not detach:
-            attach_and_exit(client, job, role=role, index=index, all_tasks=all_tasks)
+        print_and_follow(
+            client, job, follow=not detach, role=role, index=index, all_tasks=all_tasks
+        )
 
 
 def submit(
@@ -131,9 +127,7 @@ def submit(
     name: NameOption = "",
     namespace: NamespaceOption = "",
     secret: SecretOption = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help=t("Follow the job until it ends."))
-    ] = False,
+    follow: FollowJobOption = False,
     role: RoleOption = "",
     index: IndexOption = 0,
     all_tasks: AllOption = False,
@@ -141,19 +135,27 @@ def submit(
 ) -> None:
     with Client() as client:
         job = submit_job_file(client, manifest, code, name, namespace, secret)
-        print_submitted(job, follow=follow)
-        if follow:
-            attach_and_exit(client, job, role=role, index=index, all_tasks=all_tasks)
+        print_and_follow(client, job, follow=follow, role=role, index=index, all_tasks=all_tasks)
 
 
-def print_submitted(job: Job, *, follow: bool) -> None:
-    """A command that does not follow the job prints only its id."""
+def print_and_follow(
+    client: Client,
+    job: Job,
+    *,
+    follow: bool,
+    role: str = "",
+    index: int = 0,
+    all_tasks: bool = False,
+) -> None:
+    """Print the submitted job. If `follow`, follow it and exit with its result; else print only its id."""
     if output.mode.json:
         output.print_json({"event": "submitted", "job": job.raw} if follow else job.raw)
     elif follow:
         output.print_message(t("Job {name} is submitted: {id}", name=job.name, id=job.id), "bold")
     else:
         output.print_text(job.id)
+    if follow:
+        attach_and_exit(client, job, role=role, index=index, all_tasks=all_tasks)
 
 
 def plan(
@@ -170,7 +172,7 @@ def plan(
             code=code,
             name=name,
             namespace=namespace,
-            progress=upload_progress(update),
+            progress=bind_file_name(update, ""),
         )
     output.print_result(job_plan.raw, lambda: show_plan(job_plan, script))
     if not job_plan.ok:
@@ -250,7 +252,7 @@ def show_list(jobs: list[Job]) -> None:
     if not jobs:
         output.print_message(t("No jobs found."))
         return
-    output.table(
+    output.print_table(
         (
             t("ID"),
             t("NAME"),
@@ -303,7 +305,7 @@ def show(
             rows = list(client.events(job))
             output.print_result(
                 rows,
-                lambda: output.table(
+                lambda: output.print_table(
                     ("", "", "", ""),
                     (
                         (
@@ -319,10 +321,10 @@ def show(
         else:
             tasks = client.tasks(job) if job.attempt else ()
             raw = {**job.raw, "task_list": [task.raw for task in tasks]}
-            output.print_result(raw, lambda: show_job(client, job))
+            output.print_result(raw, lambda: show_job(client.url, job, tasks))
 
 
-def show_job(client: Client, job: Job) -> None:
+def show_job(server_url: str, job: Job, tasks: Sequence[Task]) -> None:
     output.print_fields(
         (
             (t("Job"), job.name),
@@ -344,13 +346,12 @@ def show_job(client: Client, job: Job) -> None:
             (t("Ended"), output.timestamp_text(job.ended_at)),
             (t("Ran"), output.duration_text(job.duration_s)),
             (t("Time limit"), output.duration_text(job.time_limit_s)),
-            (t("Page"), client.url + str((job.raw.get("links") or {}).get("page", ""))),
+            (t("Page"), server_url + str((job.raw.get("links") or {}).get("page", ""))),
         )
     )
-    tasks = client.tasks(job) if job.attempt else ()
     if tasks:
         output.print_text("")
-        output.table(
+        output.print_table(
             (t("TASK"), t("STATE"), t("NODE"), t("EXIT CODE")),
             (
                 (
@@ -390,7 +391,7 @@ def wait(
 
 
 def for_each_job(ids: list[str], apply: Callable[[Client, Job], object]) -> None:
-    """Apply an action to many jobs; the exit code is 0 only if all succeeded."""
+    """Apply an action to each job. Exits with an error code if it failed for one of them."""
     done, failed = [], 0
     with Client() as client:
         for job_id in ids:
@@ -449,32 +450,23 @@ def delete(
 
 def retry(
     id: JobArgument,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help=t("Follow the job until it ends."))
-    ] = False,
+    follow: FollowJobOption = False,
     json: JsonOption = False,
 ) -> None:
     with Client() as client:
-        job = client.retry(client.find(id))
-        print_submitted(job, follow=follow)
-        if follow:
-            attach_and_exit(client, job)
+        print_and_follow(client, client.retry(client.find(id)), follow=follow)
 
 
 def clone(
     id: JobArgument,
     name: NameOption = "",
     namespace: NamespaceOption = "",
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help=t("Follow the job until it ends."))
-    ] = False,
+    follow: FollowJobOption = False,
     json: JsonOption = False,
 ) -> None:
     with Client() as client:
         job = client.clone(client.find(id), name=name, namespace=namespace)
-        print_submitted(job, follow=follow)
-        if follow:
-            attach_and_exit(client, job)
+        print_and_follow(client, job, follow=follow)
 
 
 def limit(

@@ -15,11 +15,13 @@ from sluice.messages import t
 class MetricGroup:
     name: str
     pattern: re.Pattern[str]
-    scalars: Mapping[str, int | str]  # name → the pattern's group
+    scalars: Mapping[
+        str, int | str
+    ]  # name of the number → number or name of the group in `pattern`
 
 
 def parse_metric_groups(spec: Mapping[str, Any]) -> list[MetricGroup]:
-    """Raises Invalid if the job file has no regular expressions or an invalid one."""
+    """Return the groups of the job file. Raises Invalid if there are none or a regular expression is invalid."""
     metrics = spec.get("metrics") or {}
     parsed = []
     for name, row in (metrics.get("groups") or {}).items():
@@ -36,7 +38,7 @@ def parse_metric_groups(spec: Mapping[str, Any]) -> list[MetricGroup]:
                 code="metrics",
             ) from error
         scalars = row.get("scalars") if isinstance(row, Mapping) else None
-        parsed.append(MetricGroup(str(name), pattern, _scalars(scalars, pattern)))
+        parsed.append(MetricGroup(str(name), pattern, _parse_scalars(scalars, pattern)))
     if not parsed:
         raise Invalid(
             t(
@@ -47,8 +49,8 @@ def parse_metric_groups(spec: Mapping[str, Any]) -> list[MetricGroup]:
     return parsed
 
 
-def _scalars(declared: Any, pattern: re.Pattern[str]) -> dict[str, int | str]:
-    """{loss: loss}, {loss: 2} or FfDL's {loss: {type: FLOAT, value: 2}}; absent: all named groups."""
+def _parse_scalars(declared: Any, pattern: re.Pattern[str]) -> dict[str, int | str]:
+    """Parse {loss: loss}, {loss: 2} or FfDL's {loss: {type: FLOAT, value: 2}}; if absent, return all named groups."""
     if not isinstance(declared, Mapping):
         return {name: name for name in pattern.groupindex}
     parsed: dict[str, int | str] = {}
@@ -69,15 +71,17 @@ def extract_metrics(lines: Iterable[str], groups: list[MetricGroup]) -> Iterator
     for number, line in enumerate(lines, start=1):
         for group in groups:
             if match := group.pattern.search(line):
-                values = {name: _number(match[key]) for name, key in group.scalars.items()}
-                meta = {k: _number(v) for k, v in match.groupdict().items() if k not in values}
+                values = {name: _parse_number(match[key]) for name, key in group.scalars.items()}
+                meta = {
+                    k: _parse_number(v) for k, v in match.groupdict().items() if k not in values
+                }
                 yield {"group": group.name, "line": number, "values": values, "meta": meta}
 
 
-def _number(text: str | None) -> float | int | str | None:
-    for kind in (int, float):
+def _parse_number(text: str | None) -> float | int | str | None:
+    for number_type in (int, float):
         try:
-            return kind(text or "")
+            return number_type(text or "")
         except ValueError:
             continue
     return text

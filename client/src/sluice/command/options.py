@@ -1,4 +1,4 @@
-"""Options that commands share, and the client."""
+"""Arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sluice.messages import t
 
 
 def complete_jobs(incomplete: str) -> list[tuple[str, str]]:
-    """Shell completion: the newest jobs; empty if the server cannot be reached."""
+    """Return the newest jobs for shell completion; none if the server cannot be reached."""
     try:
         with Client() as client:
             rows = [(job.id, f"{job.name} {job.state}") for job in client.list(limit=50)]
@@ -62,6 +62,9 @@ SecretOption = Annotated[
         metavar="NAME[=VALUE]",
         help=t("A secret of the job; without a value it is read from the environment."),
     ),
+]
+FollowJobOption = Annotated[
+    bool, typer.Option("--follow", "-f", help=t("Follow the job until it ends."))
 ]
 RoleOption = Annotated[
     str, typer.Option("--role", "-r", help=t("Role to show the output of; default: the main role."))

@@ -1,4 +1,4 @@
-"""Output of the command: results to stdout, notes to stderr, only JSON with --json."""
+"""Output of the command: results on stdout, notes on stderr. With --json, stdout has only JSON."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from rich.progress import (
 from rich.table import Table
 from rich.text import Text
 
+from sluice.archive import FileProgress
 from sluice.errors import Forbidden, NotConfigured, SluiceError, Unauthorized, Unreachable
 from sluice.messages import t
 from sluice.values import Job
@@ -36,12 +37,12 @@ STATE_STYLES = {
     "FAILED": "bold red",
     "STOPPED": "magenta",
 }
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @dataclass
 class Mode:
-    """Set by a command's --json; also applies to errors printed after it."""
+    """Output mode of this process. `json` is set by the option --json and also applies to errors."""
 
     json: bool = False
 
@@ -54,8 +55,8 @@ def stderr_console() -> Console:
 
 
 def strip_control(text: object) -> str:
-    """Remove control characters from text of other users."""
-    return _CONTROL.sub("�", str(text))
+    """Replace control characters, because text of other users could control the terminal."""
+    return _CONTROL_CHARACTERS.sub("�", str(text))
 
 
 def print_message(text: str, style: str = "") -> None:
@@ -86,13 +87,13 @@ def print_result(value: Any, show: Callable[[], None]) -> None:
 
 
 def print_error(error: SluiceError) -> int:
-    """Print the error as a sentence; returns the exit code."""
+    """Print the error and return the exit code."""
     if mode.json:
         errors = [{"path": e.path, "message": e.message, "code": e.code} for e in error.errors]
         print_json({"error": {"code": error.code, "message": error.message, "errors": errors}})
     else:
         print_message(error.message, "red")
-        # The message already contains a single error.
+        # A single error is already part of the message.
         for field in error.errors[:20] if len(error.errors) > 1 else ():
             print_message(f"  {field}")
         if isinstance(error, Unauthorized) and "sluice login" not in error.message:
@@ -106,7 +107,7 @@ def print_error(error: SluiceError) -> int:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
+def print_table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
     grid = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
     for column in columns:
         grid.add_column(column, overflow="fold")
@@ -118,7 +119,9 @@ def table(columns: Iterable[str], rows: Iterable[Iterable[object]]) -> None:
 
 
 def print_fields(rows: Iterable[tuple[str, object]]) -> None:
-    table(("", ""), ((Text(name, style="bold"), value) for name, value in rows if value != ""))
+    print_table(
+        ("", ""), ((Text(name, style="bold"), value) for name, value in rows if value != "")
+    )
 
 
 def state_text(job: Job) -> Text:
@@ -127,7 +130,7 @@ def state_text(job: Job) -> Text:
 
 
 def task_state_text(state: str) -> str:
-    """A state unknown to this client is shown as the server sent it."""
+    """Return the label of a task's state. A state that this client does not know is returned unchanged."""
     labels = {
         "waiting": t("waiting"),
         "pulling": t("pulling the image"),
@@ -142,14 +145,14 @@ def task_state_text(state: str) -> str:
 def duration_text(seconds: int | None) -> str:
     if seconds is None:
         return ""
-    days, rest = divmod(int(seconds), 86400)
-    hours, rest = divmod(rest, 3600)
-    minutes, left = divmod(rest, 60)
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
     if days:
         return f"{days}d {hours}h"
     if hours:
         return f"{hours}h {minutes}m"
-    return f"{minutes}m {left}s" if minutes else f"{left}s"
+    return f"{minutes}m {seconds}s" if minutes else f"{seconds}s"
 
 
 def age_text(at: datetime | None) -> str:
@@ -177,8 +180,8 @@ def resources_text(job: Job) -> str:
 
 
 @contextmanager
-def progress_bar(title: str) -> Iterator[Callable[[str, int, int], None] | None]:
-    """A progress bar on a terminal; nothing if stderr is not one. Yields (name, done, total) → None."""
+def progress_bar(title: str) -> Iterator[FileProgress | None]:
+    """Show a progress bar and yield the function that updates it; yield None if stderr is not a terminal."""
     if mode.json or not sys.stderr.isatty():
         yield None
         return

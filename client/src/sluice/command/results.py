@@ -11,9 +11,10 @@ from typing import Annotated
 
 import typer
 
+from sluice.archive import FileProgress, bind_file_name
 from sluice.client import Client
 from sluice.command import metrics, output
-from sluice.command.attach import JobAttachment, Printer
+from sluice.command.attach import Printer, attach_and_exit
 from sluice.command.options import (
     AllOption,
     AttemptOption,
@@ -50,14 +51,14 @@ def register(app: typer.Typer) -> None:
 def open_log_stream(
     client: Client, job: Job, role: str, index: int, follow: bool, attempt: int | None
 ) -> LogStream:
-    def waiting(reason: str) -> None:
+    def print_reason(reason: str) -> None:
         output.print_message(reason, "dim")
 
-    return client.logs(job, role, index, follow=follow, attempt=attempt, on_wait=waiting)
+    return client.logs(job, role, index, follow=follow, attempt=attempt, on_wait=print_reason)
 
 
 def exit_on_interrupt(follow_log: Callable[[], None]) -> None:
-    """Ctrl-C while following is not an error."""
+    """Call `follow_log`. Ctrl-C ends it with the exit code of a detached command."""
     try:
         follow_log()
     except KeyboardInterrupt:
@@ -79,7 +80,7 @@ def logs(
         if only_metrics:
             exit_on_interrupt(lambda: show_metrics(client, job, role, index, follow, attempt))
         elif all_tasks and follow:
-            raise typer.Exit(JobAttachment(client, job, all_tasks=True).run())
+            attach_and_exit(client, job, all_tasks=True)
         elif all_tasks:
             print_all_logs(client, job, attempt)
         else:
@@ -134,7 +135,7 @@ def loglines(
 def emetrics(
     id: JobArgument,
     follow: FollowOption = False,
-    # Accepted for compatibility with the older command; has no effect.
+    # Has no effect. Accepted because the command of the same name of an older client has this option.
     only_metrics: MetricsOption = False,
     role: RoleOption = "",
     index: IndexOption = 0,
@@ -178,7 +179,7 @@ def files(
         entries = client.files(client.find(id), path, root=root, attempt=attempt)
     output.print_result(
         [file.raw for file in entries],
-        lambda: output.table(
+        lambda: output.print_table(
             (t("NAME"), t("SIZE"), t("CHANGED")),
             (
                 (
@@ -239,9 +240,6 @@ def download(
     )
 
 
-Update = Callable[[str, int, int], None] | None
-
-
 def fetch(
     client: Client,
     job: Job,
@@ -249,16 +247,17 @@ def fetch(
     path: str,
     root: str,
     attempt: int | None,
-    update: Update,
+    update: FileProgress | None,
 ) -> list[Path]:
     """Download a single file, or a directory recursively."""
     if path:
         parent, _, name = path.strip("/").rpartition("/")
-        entries = {f.name: f for f in client.files(job, parent, root=root, attempt=attempt)}
+        files_in_parent = client.files(job, parent, root=root, attempt=attempt)
+        entries = {entry.name: entry for entry in files_in_parent}
         if name not in entries:
             raise NotFound(t("The job has no file {path}.", path=path), code="file_missing")
         if entries[name].kind != "dir":
-            progress = None if update is None else lambda done, total: update(name, done, total)
+            progress = bind_file_name(update, name)
             return [
                 client.download(job, path, target, root=root, attempt=attempt, progress=progress)
             ]
@@ -268,7 +267,7 @@ def fetch(
 
 
 def fetch_definition(
-    client: Client, job: Job, target: Path, attempt: int | None, update: Update
+    client: Client, job: Job, target: Path, attempt: int | None, update: FileProgress | None
 ) -> list[Path]:
     """Download the job file, and the code if it was uploaded."""
     if target.suffix == ".tar":
@@ -297,7 +296,7 @@ def fetch_zip(
     path: str,
     root: str,
     attempt: int | None,
-    update: Update,
+    update: FileProgress | None,
 ) -> list[Path]:
     with tempfile.TemporaryDirectory(prefix="sluice-") as temporary:
         directory = Path(temporary)

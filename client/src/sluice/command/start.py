@@ -16,6 +16,7 @@ from sluice.config import config_path, device_name, read_config, resolve_connect
 from sluice.errors import Invalid, NotConfigured, SluiceError
 from sluice.http import normalize_url
 from sluice.messages import t
+from sluice.values import Json
 from sluice.version import VERSION
 
 SHELLS = ("bash", "zsh", "fish")
@@ -112,7 +113,7 @@ def me(json: JsonOption = False) -> None:
         url = client.url
 
     def show() -> None:
-        places = ", ".join(
+        namespaces = ", ".join(
             f"{row['namespace']} ({row['role']})" for row in user_info.get("namespaces", ())
         )
         output.print_fields(
@@ -120,7 +121,7 @@ def me(json: JsonOption = False) -> None:
                 (t("Server"), url),
                 (t("User"), user_info["username"]),
                 (t("Token scope"), user_info["scope"]),
-                (t("Namespaces"), places or t("none")),
+                (t("Namespaces"), namespaces or t("none")),
             )
         )
 
@@ -137,7 +138,7 @@ def tokens(
         result = client.tokens.list()
     output.print_result(
         [token.raw for token in result],
-        lambda: output.table(
+        lambda: output.print_table(
             ("#", t("NAME"), t("PREFIX"), t("SCOPE"), t("EXPIRES"), t("LAST USED"), ""),
             (
                 (
@@ -186,7 +187,7 @@ def init(
 
 
 def first_namespace() -> tuple[str, str]:
-    """A namespace of this user and its default image; a default if the server cannot be reached."""
+    """Return a namespace in which the user may submit, and its image; defaults if the server cannot be reached."""
     try:
         with Client() as client:
             rows = [row for row in client.namespaces() if row.get("can_submit")]
@@ -204,12 +205,13 @@ def capacity(json: JsonOption = False) -> None:
     with Client() as client:
         result = client.capacity()
 
-    def gpus(row: object) -> str:
-        rows = row["gpus"]  # type: ignore[index]
-        return ", ".join(f"{gpu['free']}/{gpu['total']} {gpu['type'] or 'GPU'}" for gpu in rows)
+    def format_gpus(row: Json) -> str:
+        return ", ".join(
+            f"{gpu['free']}/{gpu['total']} {gpu['type'] or 'GPU'}" for gpu in row["gpus"]
+        )
 
     def show() -> None:
-        output.table(
+        output.print_table(
             (t("CLUSTER"), t("NODES"), t("CPUS FREE"), t("MEMORY FREE"), t("GPUS FREE")),
             (
                 (
@@ -217,16 +219,16 @@ def capacity(json: JsonOption = False) -> None:
                     f"{row['usable_nodes']}/{row['nodes']}",
                     f"{row['cpus_free']}/{row['cpus']}",
                     f"{row['mem_mib_free']}/{row['mem_mib']} MiB",
-                    gpus(row),
+                    format_gpus(row),
                 )
                 for row in result["clusters"]
             ),
         )
         output.print_text("")
-        output.table(
+        output.print_table(
             (t("NAMESPACE"), t("CPUS PER JOB"), t("MEMORY PER JOB"), t("GPUS PER JOB")),
             (
-                (row["namespace"], row["cpus"], f"{row['mem_mib']} MiB", gpus(row))
+                (row["namespace"], row["cpus"], f"{row['mem_mib']} MiB", format_gpus(row))
                 for row in result["namespaces"]
                 if row["can_submit"]
             ),

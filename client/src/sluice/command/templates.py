@@ -1,4 +1,4 @@
-"""`sluice template …`: commands for templates, i.e. saved job files with parameters."""
+"""`sluice template …`: commands for templates, which are saved job files with parameters."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Annotated, Any
 import typer
 import yaml
 
+from sluice.archive import bind_file_name
 from sluice.client import Client
 from sluice.command import output
-from sluice.command.attach import attach_and_exit
-from sluice.command.jobs import parse_secrets, print_submitted, print_warnings, upload_progress
+from sluice.command.jobs import parse_secrets, print_and_follow, print_warnings
 from sluice.command.options import (
+    FollowJobOption,
     JsonOption,
     NameOption,
     NamespaceOption,
@@ -50,7 +51,7 @@ def list_templates(
         result = list(client.templates.list(q=query, mine=mine))
     output.print_result(
         [template.raw for template in result],
-        lambda: output.table(
+        lambda: output.print_table(
             (t("ID"), t("NAME"), t("OWNER"), t("VISIBILITY"), t("PARAMETERS"), t("DESCRIPTION")),
             (
                 (
@@ -134,14 +135,14 @@ def parse_parameter(text: str) -> dict[str, Any]:
     return {"name": name, "default": default} if sign else {"name": name, "required": True}
 
 
-def parse_values(given: list[str] | None) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for text in given or ():
-        name, sign, value = text.partition("=")
+def parse_values(options: list[str] | None) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for option in options or ():
+        name, sign, value = option.partition("=")
         if not sign:
-            raise Invalid(t("{text} must be NAME=VALUE.", text=repr(text)), code="usage")
-        result[name] = value
-    return result
+            raise Invalid(t("{text} must be NAME=VALUE.", text=repr(option)), code="usage")
+        values[name] = value
+    return values
 
 
 def submit(
@@ -157,9 +158,7 @@ def submit(
         typer.Option("--code", help=t("The code: a directory, or a zip, tar or tar.gz.")),
     ] = None,
     secret: SecretOption = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help=t("Follow the job until it ends."))
-    ] = False,
+    follow: FollowJobOption = False,
     json: JsonOption = False,
 ) -> None:
     with Client() as client:
@@ -171,12 +170,10 @@ def submit(
                 namespace=namespace,
                 code=code,
                 secrets=parse_secrets(secret),
-                progress=upload_progress(update),
+                progress=bind_file_name(update, ""),
             )
         print_warnings(job.warnings)
-        print_submitted(job, follow=follow)
-        if follow:
-            attach_and_exit(client, job)
+        print_and_follow(client, job, follow=follow)
 
 
 def delete(template: TemplateArgument, json: JsonOption = False) -> None:
