@@ -344,4 +344,4 @@ def _render_script(submission: SubmissionRequest, job_plan: Plan, unix_user: str
         default_image=submission.namespace.default_image,
         image_logins=submission.image_logins,
     )
-    return rendered.batch_script
+    return rendered["batch.sh"]

@@ -258,7 +258,7 @@ def test_stop_sends_sigterm_to_the_task_process_once(
     assert text.count("SIGTERM") == 1
     assert ("saved" in text) == (seconds == "1")
     assert took_s < 15
-    job.wait_until("the result", lambda: Path(job.paths.script_result).exists(), 10)
+    job.wait_until("the result", lambda: Path(job.paths.path_to("result")).exists(), 10)
     assert job.script_result().outcome == "stopped"
 
 
@@ -270,7 +270,7 @@ def test_tasks_get_sigterm_before_the_time_limit(batch_harness: BatchHarness) ->
     job.wait_for_output("w")
     # Slurm sends this signal because of `#SBATCH --signal`.
     job.command("scancel", "--batch", "--signal=USR1", job.slurm_job_id)
-    job.wait_until("the result", lambda: Path(job.paths.script_result).exists())
+    job.wait_until("the result", lambda: Path(job.paths.path_to("result")).exists())
     assert (job.script_result().outcome, job.script_result().rule) == ("failed", "time_limit")
     assert job.log_text("w").count("SIGTERM") == 1
 
@@ -336,7 +336,7 @@ def test_debug_holds_a_failed_task_until_release(batch_harness: BatchHarness) ->
 
     job.wait_until("the debug state", is_in_debug_state)
     assert job.slurm()[0] == "RUNNING"
-    Path(job.paths.release_marker).touch()
+    Path(job.paths.path_to("release")).touch()
     assert job.wait_for_end() == ("FAILED", "7:0")
 
 
