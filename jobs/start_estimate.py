@@ -15,7 +15,7 @@ from clusters.models import Cluster, load_capacity
 from clusters.slurm import expand_nodes
 from jobs.lifecycle.states import JobState
 from jobs.models import Attempt, Job
-from jobs.plan import Plan, can_start_now
+from jobs.plan import Plan, find_start_obstacles
 
 MAX_RUNNING_JOBS = 200
 
@@ -30,7 +30,7 @@ def estimate_start(cluster: Cluster, plan: Plan) -> datetime | None:
         return None
     for end, job, nodes in _list_running_jobs(cluster):
         capacity = _release_job(capacity, job, nodes)
-        if can_start_now(plan, capacity).can_start:
+        if not find_start_obstacles(plan, capacity):
             return end
     return None
 

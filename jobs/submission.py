@@ -22,7 +22,7 @@ from jobs.actions import create_job, plan_job
 from jobs.jobfile import Code, JobSpec, Problem, SpecError, SpecWarning
 from jobs.jobfile.importers import SiteCatalog, load_document, load_text
 from jobs.models import CodeUpload, Job
-from jobs.plan import Note, Plan, PlanError, can_start_now
+from jobs.plan import Note, Plan, PlanError, find_start_obstacles
 from jobs.script.paths import AttemptPaths
 from jobs.script.render import RenderError, render_files
 from jobs.start_estimate import estimate_start
@@ -279,7 +279,7 @@ class Preview:
 
     submission: SubmissionRequest
     plan: Plan | None = None
-    starts_now: bool | None = None
+    starts_now: bool | None = None  # None: the cluster's capacity is not known yet
     # An estimate of `jobs.start_estimate`; only set if the job cannot start now.
     expected_start: datetime | None = None
     obstacles: tuple[Note, ...] = ()
@@ -303,7 +303,7 @@ def preview(*, by: User, submission: SubmissionRequest) -> Preview:
     except ClusterNotReady as error:
         return Preview(submission, problems=(Problem("", error.user_message, error.code),))
     capacity = load_capacity(submission.namespace.cluster)
-    check = can_start_now(job_plan, capacity) if capacity else None
+    obstacles = find_start_obstacles(job_plan, capacity) if capacity else None
     problems: list[Problem] = []
     script = ""
     try:
@@ -317,11 +317,11 @@ def preview(*, by: User, submission: SubmissionRequest) -> Preview:
     return Preview(
         submission,
         plan=job_plan,
-        starts_now=check.can_start if check else None,
+        starts_now=None if obstacles is None else not obstacles,
         expected_start=estimate_start(submission.namespace.cluster, job_plan)
-        if check and not check.can_start
+        if obstacles
         else None,
-        obstacles=check.obstacles if check else (),
+        obstacles=obstacles or (),
         script=script,
         problems=tuple(problems),
     )
@@ -344,4 +344,4 @@ def _render_script(submission: SubmissionRequest, job_plan: Plan, unix_user: str
         default_image=submission.namespace.default_image,
         image_logins=submission.image_logins,
     )
-    return rendered.batch_script
+    return rendered["batch.sh"]

@@ -103,7 +103,7 @@ def measure_submission(cluster: Cluster, count: int) -> Iterator[BenchmarkResult
         paths = AttemptPaths(root, f"j{n}", 1)
         rendered = render_attempt(job, paths, unix_user="sluice-alice", options=options)
         files += [
-            FileToWrite(f"jobs/j{n}/1/batch.sh", rendered.batch_script.encode()),
+            FileToWrite(f"jobs/j{n}/1/batch.sh", rendered["batch.sh"].encode()),
             FileToWrite(f"jobs/j{n}/1/logs/.keep", b""),
         ]
     transport.write_files(root, files)

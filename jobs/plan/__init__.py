@@ -1,15 +1,14 @@
-"""Planning: `plan` decides where and in which layout a job runs, `describe_plan` describes the result."""
+"""Planning: `plan` decides on which nodes and in which layout a job runs, `describe_plan` describes the result."""
 
 from __future__ import annotations
 
-from jobs.plan.availability import can_start_now
+from jobs.plan.availability import find_start_obstacles
 from jobs.plan.model import (
     Group,
     Note,
     Plan,
     PlanError,
     RolePlan,
-    StartCheck,
     Totals,
     describe_plan,
 )
@@ -21,9 +20,8 @@ __all__ = [
     "Plan",
     "PlanError",
     "RolePlan",
-    "StartCheck",
     "Totals",
-    "can_start_now",
     "describe_plan",
+    "find_start_obstacles",
     "plan",
 ]

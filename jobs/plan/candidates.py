@@ -1,7 +1,7 @@
-"""Finds the partitions that can run a job, and reports why others cannot.
+"""Finds the partitions of a namespace that can run a job, and reports the problems if there is none.
 
-Checks the partitions of the namespace, the time limit, and each role alone; `planner` then places all roles
-together. `PlanningState` collects the problems. Pure.
+Checks the partitions' settings, the time limit, and each role alone; `planner` then places all roles together.
+`PlanningState` collects the problems. Pure.
 """
 
 from __future__ import annotations
@@ -15,16 +15,13 @@ from core.messages import Message, join_messages, join_with_and, join_with_comma
 from jobs.jobfile import JobSpec, Problem, TaskRole
 from jobs.jobfile.fields import format_duration
 from jobs.plan import placement
-from jobs.plan.model import (
-    format_gpus,
-    format_memory,
-)
+from jobs.plan.model import describe_gpu_type, format_gpus, format_memory
 from jobs.plan.placement import RoleRequirement
 
 
 @dataclass(slots=True)
 class PlanningState:
-    """The input of one planning, the partitions that are still possible, and the problems found so far."""
+    """The input of `planner.plan`, the partitions not excluded so far, and the problems found so far."""
 
     spec: JobSpec
     rules: NamespaceRules
@@ -41,18 +38,20 @@ class PlanningState:
         )
 
     def eligible_nodes(self, partition: Partition) -> list[Node]:
-        """The partition's nodes that satisfy the namespace's constraint, busy or not."""
+        """List the partition's nodes that satisfy the namespace's constraint, busy or not."""
         return placement.select_nodes(self.capacity, partition.name, self.rules.constraint)
 
     def max_nodes(self, partition: Partition) -> int:
-        """The most nodes of the partition that one job may use."""
+        """Compute the maximum number of the partition's nodes that one job may use."""
         limits = (partition.max_nodes_per_job, self.rules.max_nodes_per_job, len(partition.nodes))
         return min(limit for limit in limits if limit is not None)
 
 
 def build_role_requirement(spec: JobSpec, role: TaskRole) -> RoleRequirement:
-    # A fixed port can be used once per node, so two tasks with the same fixed port cannot share a node.
-    exclusive_node = role.placement == "separate" or any(port.begin_at for port in role.port_list)
+    # Only one task on a node can listen on a fixed port, so the tasks of a role with one need separate nodes.
+    needs_separate_nodes = role.placement == "separate" or any(
+        port.begin_at for port in role.port_list
+    )
     return RoleRequirement(
         tasks=role.task_number,
         cpus=role.cpu_number,
@@ -60,23 +59,25 @@ def build_role_requirement(spec: JobSpec, role: TaskRole) -> RoleRequirement:
         mem_mib=math.ceil(role.memory_mb / role.cpu_number) * role.cpu_number,
         gpus=role.gpu_number,
         gpu_type=spec.gpu_type_of(role).lower() if role.gpu_number else "",
-        max_per_node=1 if exclusive_node else None,
+        max_per_node=1 if needs_separate_nodes else None,
     )
 
 
 def select_partitions(state: PlanningState) -> list[Partition]:
-    """Select the namespace's partitions that exist and allow its account and QOS. Those that are up come first.
+    """Select the namespace's partitions that exist and allow its account and QOS. Partitions that are up come first.
 
-    Adds a problem if there is none.
+    Adds a problem if no partition is left.
     """
     rules = state.rules
-    found, why = [], []
+    usable, reasons = [], []
     for name in rules.partitions:
         partition = state.capacity.partition(name)
         if partition is None:
-            why.append(msg("plan.does-not-exist", "%(partition)s does not exist", partition=name))
+            reasons.append(
+                msg("plan.does-not-exist", "%(partition)s does not exist", partition=name)
+            )
         elif partition.allowed_accounts and rules.account not in partition.allowed_accounts:
-            why.append(
+            reasons.append(
                 msg(
                     "plan.does-not-take-account",
                     "%(partition)s does not allow account %(account)s",
@@ -85,7 +86,7 @@ def select_partitions(state: PlanningState) -> list[Partition]:
                 )
             )
         elif partition.allowed_qos and rules.qos and rules.qos not in partition.allowed_qos:
-            why.append(
+            reasons.append(
                 msg(
                     "plan.does-not-take-qos",
                     "%(partition)s does not allow QOS %(qos)s",
@@ -94,8 +95,8 @@ def select_partitions(state: PlanningState) -> list[Partition]:
                 )
             )
         else:
-            found.append(partition)
-    if not found:
+            usable.append(partition)
+    if not usable:
         state.add_problem(
             "no_partition",
             "namespace",
@@ -103,9 +104,9 @@ def select_partitions(state: PlanningState) -> list[Partition]:
                 "plan.namespace-no-partition-run",
                 "Namespace %(name)s has no usable partition: %(reasons)s.",
                 name=rules.name,
-                reasons=join_with_commas(why),
+                reasons=join_with_commas(reasons),
             )
-            if why
+            if reasons
             else msg(
                 "plan.namespace-no-partition-run-2",
                 "Namespace %(name)s has no usable partition.",
@@ -117,13 +118,14 @@ def select_partitions(state: PlanningState) -> list[Partition]:
             ),
             namespace=rules.name,
         )
-    return sorted(found, key=lambda partition: not partition.up)
+    return sorted(usable, key=lambda partition: not partition.up)
 
 
 def resolve_time_limit(state: PlanningState) -> int | None:
     """Decide the time limit to request from Slurm, in seconds.
 
-    Removes the partitions that allow less from `state.partitions`; adds a problem if all of them do.
+    Removes the partitions with a lower maximum from `state.partitions`. If no partition is left, adds a problem
+    instead.
     """
     asked = state.spec.time_limit
     rules = state.rules
@@ -152,14 +154,14 @@ def resolve_time_limit(state: PlanningState) -> int | None:
     return asked
 
 
-def _reject_time_limit(state: PlanningState, asked: int, longest: int, who: Message) -> None:
+def _reject_time_limit(state: PlanningState, asked: int, longest: int, source: Message) -> None:
     state.add_problem(
         "time_limit",
         "timeLimit",
         msg(
             "plan.lets-jobs-run-most",
             "%(source)s allows a time limit of %(longest)s at most; the job requests %(requested)s.",
-            source=who,
+            source=source,
             longest=format_duration(longest),
             requested=format_duration(asked),
         ),
@@ -174,8 +176,11 @@ def _reject_time_limit(state: PlanningState, asked: int, longest: int, who: Mess
 
 
 def check_roles(state: PlanningState) -> bool:
-    """Check for each role alone that the nodes of some partition can hold it. Adds a problem for each that does not fit."""
-    before = len(state.problems)
+    """Check for each role alone that one partition can hold it. Adds a problem for each role that does not fit.
+
+    Returns True if all roles fit.
+    """
+    problem_count = len(state.problems)
     for index, (role, requirement) in enumerate(
         zip(state.spec.task_roles, state.requirements, strict=True)
     ):
@@ -183,7 +188,7 @@ def check_roles(state: PlanningState) -> bool:
             can_partition_hold(state, partition, requirement) for partition in state.partitions
         ):
             _reject_role(state, index, role, requirement)
-    return len(state.problems) == before
+    return len(state.problems) == problem_count
 
 
 def can_partition_hold(
@@ -213,7 +218,7 @@ def _reject_role(
                 "plan.no-node",
                 "No node of %(partitions)s has %(gpus)s.",
                 partitions=where,
-                gpus=describe_gpus(requirement.gpu_type),
+                gpus=describe_gpu_type(requirement.gpu_type),
             ),
             (
                 msg("plan.types", "Available types: %(names)s.", names=", ".join(types))
@@ -239,13 +244,13 @@ def _reject_role(
         )
         for p in state.partitions
     )
-    fixed = next((port for port in role.port_list if port.begin_at), None)
+    fixed_port = next((port for port in role.port_list if port.begin_at), None)
     why = ""
-    if fixed is not None:
+    if fixed_port is not None:
         why = msg(
             "plan.fixed-port-allows-one",
             "The fixed port %(port)s allows one task per node.",
-            port=fixed.begin_at,
+            port=fixed_port.begin_at,
         )
     elif role.placement == "separate":
         why = msg(
@@ -253,7 +258,7 @@ def _reject_role(
             "Placement “separate” gives each task its own node.",
         )
     fitting = msg("plan.most-fit", "At most %(most)s fit.", most=most)
-    if fixed is not None:
+    if fixed_port is not None:
         fitting = msg(
             "plan.most-fit-set-beginat",
             "At most %(most)s fit; set beginAt to 0 for any free port.",
@@ -279,22 +284,14 @@ def _reject_role(
     )
 
 
-def describe_gpus(gpu_type: str) -> Message:
-    return (
-        msg("plan.gpus-type", "GPUs of type %(gpu_type)s", gpu_type=gpu_type)
-        if gpu_type
-        else msg("plan.gpus", "GPUs")
-    )
-
-
-def describe_resources(requirement: RoleRequirement) -> list[str]:
-    asked: list[str] = [
+def _describe_resources(requirement: RoleRequirement) -> list[str]:
+    resources: list[str] = [
         msg("plan.cpus-2", "%(cpus)s CPUs", cpus=requirement.cpus),
         msg("plan.memory", "%(memory)s of memory", memory=format_memory(requirement.mem_mib)),
     ]
-    return asked + (
-        [format_gpus(requirement.gpus, requirement.gpu_type)] if requirement.gpus else []
-    )
+    if requirement.gpus:
+        resources.append(format_gpus(requirement.gpus, requirement.gpu_type))
+    return resources
 
 
 def _reject_task_size(
@@ -329,7 +326,7 @@ def _reject_task_size(
             "gpuNumber",
             requirement.gpus,
             max((n.gpu_total(requirement.gpu_type) for n in nodes), default=0),
-            describe_gpus(requirement.gpu_type),
+            describe_gpu_type(requirement.gpu_type),
         ),
     )
     too_large = [m for m in measures if m[1] > m[2]]
@@ -358,7 +355,7 @@ def _reject_task_size(
                 "plan.no-single-node-together",
                 "No single node of %(partitions)s has %(resources)s together, as one task of role %(name)s requests.",
                 partitions=where,
-                resources=join_with_and(describe_resources(requirement)),
+                resources=join_with_and(_describe_resources(requirement)),
                 name=role.name,
             ),
             msg("plan.ask-less-one-them", "Request less of one of them."),

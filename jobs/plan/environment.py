@@ -1,4 +1,4 @@
-"""Checks variables and paths of a job file that a shell, Linux or a container runtime cannot pass to tasks. Pure."""
+"""Finds variables and paths in a job file that the shell, Linux or container runtimes cannot pass to tasks. Pure."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ _SHELL_RESERVED = re.compile(
     r"|OPTIND|OPTARG|OPTERR|DIRSTACK|FUNCNAME|PIPESTATUS|HISTCMD|EPOCHSECONDS|EPOCHREALTIME|POSIXLY_CORRECT"
     r"|BASH|BASH_(?!ENV$).*|COMP_.*|EXECIGNORE|FUNCNEST|_sluice_.*"
 )
-# Limits of Linux' execve: one variable has at most 128 KiB, with its name and the final NUL; all arguments and
-# variables together have a quarter of the stack limit, which is 2 MiB by default. Half of that is left for others.
-MAX_VARIABLE_BYTES = 128 * 1024 - 1
-MAX_ENVIRONMENT_BYTES = 1024 * 1024
+# Limits of execve in Linux: one variable has at most 128 KiB, including its name and the final NUL. All arguments and
+# variables together have at most a quarter of the stack limit, 2 MiB by default; the job file may use half of that,
+# because Sluice and Slurm set variables too.
+_MAX_VARIABLE_BYTES = 128 * 1024 - 1
+_MAX_ENVIRONMENT_BYTES = 1024 * 1024
 _BIND_SEPARATORS = re.compile(r"[:,]")
 
 
@@ -30,13 +31,13 @@ def check_task_inputs(spec: JobSpec) -> Iterator[Problem]:
             len(f"{k}={v}".encode()) + 1
             for k, v in {**spec.job_env_texts, **role.env_texts}.items()
         )
-        if size > MAX_ENVIRONMENT_BYTES:
+        if size > _MAX_ENVIRONMENT_BYTES:
             yield Problem(
                 path=f"taskRoles[{i}].env",
                 message=msg(
                     "plan.all-variables-task-together",
                     "The variables of one task may have %(limit)s bytes in total; these have %(size)s.",
-                    limit=MAX_ENVIRONMENT_BYTES,
+                    limit=_MAX_ENVIRONMENT_BYTES,
                     size=size,
                 ),
                 code="env_too_large",
@@ -74,14 +75,14 @@ def _check_variables(path: str, values: dict[str, str]) -> Iterator[Problem]:
                 suggestion=msg("plan.use-another-name", "Use another name."),
                 params={"name": name},
             )
-        elif len(f"{name}={value}".encode()) >= MAX_VARIABLE_BYTES:
+        elif len(f"{name}={value}".encode()) >= _MAX_VARIABLE_BYTES:
             yield Problem(
                 path=f"{path}.{name}",
                 message=msg(
                     "plan.too-long-linux-takes",
                     "%(name)s is too long: Linux allows %(limit)s bytes including the name.",
                     name=name,
-                    limit=MAX_VARIABLE_BYTES,
+                    limit=_MAX_VARIABLE_BYTES,
                 ),
                 code="env_too_large",
                 suggestion=msg("plan.put-large-values-into", "Put large values into a file."),

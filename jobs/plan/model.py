@@ -1,4 +1,4 @@
-"""The plan of a job as plain values, which are stored with the job as JSON, and its description. Pure."""
+"""The plan of a job, its conversion to and from JSON (the form in the job's row), and its description as text. Pure."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RolePlan:
     gpus: int
     gpu_type: str  # empty: any
     group: int  # index of the role's group
-    per_node: int | None  # most tasks of this role on one node; None: Slurm decides
+    per_node: int | None  # maximum number of tasks of this role on one node; None: Slurm decides
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,24 +116,13 @@ def _to_dict(value: Any) -> dict[str, Any]:
 
 
 class PlanError(Exception):
-    """The job can never start. `problems` is never empty; a problem's `suggestion` names a change that would help."""
+    """The job can never start. `problems` has at least one entry; its `suggestion` names a change that would help."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)
         super().__init__(
             "\n".join(f"{p}{' ' + p.suggestion if p.suggestion else ''}" for p in self.problems)
         )
-
-
-@dataclass(frozen=True, slots=True)
-class StartCheck:
-    """The reasons why a plan cannot start on free resources now; none if it can."""
-
-    obstacles: tuple[Note, ...] = ()
-
-    @property
-    def can_start(self) -> bool:
-        return not self.obstacles
 
 
 # Text
@@ -155,16 +144,22 @@ def format_gpus(gpus: int, gpu_type: str) -> str:
     return msg_plural("plan.gpu-count", "%(count)s GPU", "%(count)s GPUs", gpus)
 
 
+def describe_gpu_type(gpu_type: str) -> Message:
+    if gpu_type:
+        return msg("plan.gpus-type", "GPUs of type %(gpu_type)s", gpu_type=gpu_type)
+    return msg("plan.gpus", "GPUs")
+
+
 def describe_plan(plan: Plan) -> list[Message]:
     """Describe each group in one message, such as "1 node of gpu: 1 × ps (1 CPU, 2 GB), 2 × worker (4 CPU, 16 GB, 1 × a100 each)"."""
     return [_describe_group(group, plan.roles_of(group)) for group in plan.groups]
 
 
 def _describe_group(group: Group, roles: Sequence[RolePlan]) -> Message:
-    fewest = not group.fixed_nodes and group.nodes < sum(role.tasks for role in roles)
+    may_use_more_nodes = not group.fixed_nodes and group.nodes < sum(role.tasks for role in roles)
     template = (
         msg("plan.group-at-least", "at least %(nodes)s of %(partition)s: %(roles)s")
-        if fewest
+        if may_use_more_nodes
         else msg("plan.group", "%(nodes)s of %(partition)s: %(roles)s")
     )
     return template.fill(

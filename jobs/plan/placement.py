@@ -17,14 +17,14 @@ _PLAIN_CONSTRAINT = re.compile(r"[\w.:-]+(?:&[\w.:-]+)*")
 
 @dataclass(frozen=True, slots=True)
 class RoleRequirement:
-    """The tasks of a role and the resources of each."""
+    """The number of tasks of a role, and the resources of each task."""
 
     tasks: int
     cpus: int
     mem_mib: int
     gpus: int = 0
     gpu_type: str = ""  # empty: any
-    max_per_node: int | None = None  # most tasks on one node; None: no limit
+    max_per_node: int | None = None  # maximum number of tasks on one node; None: no limit
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class PerNodeAllocation:
     idle_gpus: int  # GPUs that no task uses; requested because all nodes get the same resources
 
 
-def matches_constraint(node: Node, constraint: str) -> bool:
-    """Whether a node may satisfy a constraint. True for expressions other than `a&b`, which only Slurm evaluates."""
+def _matches_constraint(node: Node, constraint: str) -> bool:
+    """Whether a node may satisfy a constraint: exact for `a` and `a&b`; other expressions always give True."""
     if not _PLAIN_CONSTRAINT.fullmatch(constraint):
         return True
     return set(constraint.split("&")) <= set(node.features)
@@ -53,7 +53,7 @@ def select_nodes(
     return [
         node
         for node in capacity.nodes_in_partition(partition)
-        if matches_constraint(node, constraint) and (node.usable or not usable_only)
+        if _matches_constraint(node, constraint) and (node.usable or not usable_only)
     ]
 
 
@@ -91,11 +91,11 @@ def assign_separate_nodes(
 ) -> list[int] | None:
     """Compute the number of nodes of each role if no two roles share a node. None if there are too few nodes.
 
-    `groups` pairs each role's requirement with the nodes it may use. Greedy: roles with the fewest possible
-    nodes come first, and take the nodes that the fewest other roles could use.
+    `groups` pairs each role's requirement with the nodes that the role may use. Greedy algorithm: roles with the
+    fewest possible nodes choose first, and choose the nodes that the fewest other roles could use.
     """
-    candidate_count: dict[str, int] = {}
-    fitting: list[list[tuple[int, Node]]] = []
+    candidate_count: dict[str, int] = {}  # node name → number of roles that could use the node
+    fitting: list[list[tuple[int, Node]]] = []  # by role: (tasks that fit on the node, node)
     for requirement, nodes in groups:
         fitting_nodes = [
             (count, node)
@@ -121,31 +121,32 @@ def assign_separate_nodes(
     return result
 
 
-def allocate_per_node(
+def _allocate_per_node(
     requirements: Sequence[RoleRequirement], nodes: int
 ) -> PerNodeAllocation | None:
     """Spread the tasks of all roles over `nodes` equal nodes. None if a role would exceed its `max_per_node`."""
     per_node = tuple(-(-requirement.tasks // nodes) for requirement in requirements)
-    for requirement, count in zip(requirements, per_node, strict=True):
+    pairs = list(zip(requirements, per_node, strict=True))
+    for requirement, count in pairs:
         if requirement.max_per_node is not None and count > requirement.max_per_node:
             return None
-    gpus = sum(n.gpus * k for n, k in zip(requirements, per_node, strict=True))
+    gpus = sum(requirement.gpus * count for requirement, count in pairs)
     return PerNodeAllocation(
         nodes=nodes,
         per_node=per_node,
-        cpus=sum(n.cpus * k for n, k in zip(requirements, per_node, strict=True)),
-        mem_mib=sum(n.mem_mib * k for n, k in zip(requirements, per_node, strict=True)),
+        cpus=sum(requirement.cpus * count for requirement, count in pairs),
+        mem_mib=sum(requirement.mem_mib * count for requirement, count in pairs),
         gpus=gpus,
-        gpu_type=next((n.gpu_type for n in requirements if n.gpus), ""),
-        idle_gpus=gpus * nodes - sum(n.gpus * n.tasks for n in requirements),
+        gpu_type=next((r.gpu_type for r in requirements if r.gpus), ""),
+        idle_gpus=gpus * nodes - sum(r.gpus * r.tasks for r in requirements),
     )
 
 
-def can_node_hold(node: Node, allocation: PerNodeAllocation, *, free: bool = False) -> bool:
-    requirement = RoleRequirement(
+def _has_enough_nodes(nodes: Iterable[Node], allocation: PerNodeAllocation) -> bool:
+    node_share = RoleRequirement(
         1, allocation.cpus, allocation.mem_mib, allocation.gpus, allocation.gpu_type
     )
-    return count_tasks_on(node, requirement, free=free) >= 1
+    return sum(count_tasks_on(node, node_share) >= 1 for node in nodes) >= allocation.nodes
 
 
 def pack_onto_nodes(
@@ -155,17 +156,17 @@ def pack_onto_nodes(
     fewest: bool = False,
     max_nodes: int | None = None,
 ) -> PerNodeAllocation | None:
-    """Find how roles share nodes: with the fewest idle GPUs, then on the fewest nodes.
+    """Find an allocation that all roles share: the one with the fewest idle GPUs, and of those, the fewest nodes.
 
-    With `fewest`, on the fewest nodes, even if GPUs are idle. None if it is impossible.
+    With `fewest`, the one with the fewest nodes, even if GPUs are idle. None if no allocation is possible.
     """
     best: PerNodeAllocation | None = None
     limit = min(
         len(nodes), max(requirement.tasks for requirement in requirements), max_nodes or len(nodes)
     )
     for count in range(1, limit + 1):
-        allocation = allocate_per_node(requirements, count)
-        if allocation is None or sum(can_node_hold(node, allocation) for node in nodes) < count:
+        allocation = _allocate_per_node(requirements, count)
+        if allocation is None or not _has_enough_nodes(nodes, allocation):
             continue
         if best is None or allocation.idle_gpus < best.idle_gpus:
             best = allocation

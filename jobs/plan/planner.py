@@ -1,12 +1,12 @@
 """Plans a job: chooses its layout, partitions and nodes, or reports why it can never start.
 
 The layout is simple (one role), packed (roles share nodes) or het (one component of a heterogeneous job per
-role). Reports all problems at once, each with a value that would be possible. Pure.
+role). Reports all problems at once, each with a suggestion. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import replace
 
 from clusters.capacity import Capacity, NamespaceRules, Partition
@@ -33,7 +33,10 @@ from jobs.plan.model import (
     Totals,
     format_node_count,
 )
-from jobs.plan.placement import PerNodeAllocation
+from jobs.plan.placement import PerNodeAllocation, RoleRequirement
+
+# Partition, indices of the group's roles, and the allocation if roles share nodes, else the number of nodes.
+_PlannedGroup = tuple[Partition, list[int], PerNodeAllocation | int]
 
 
 def plan(spec: JobSpec, rules: NamespaceRules, capacity: Capacity) -> Plan:
@@ -53,14 +56,9 @@ def plan(spec: JobSpec, rules: NamespaceRules, capacity: Capacity) -> Plan:
     raise PlanError(state.problems)
 
 
-def _choose_layout(
-    state: PlanningState,
-) -> tuple[Layout, list[tuple[Partition, list[int], PerNodeAllocation | int]]] | None:
-    """Choose the layout and its groups. None, with a problem added, if the roles do not fit together.
-
-    A group is (partition, positions of its roles, allocation if roles share nodes, else number of nodes).
-    """
-    roles = range(len(state.requirements))
+def _choose_layout(state: PlanningState) -> tuple[Layout, list[_PlannedGroup]] | None:
+    """Choose the layout and its groups. If the roles do not fit together, add a problem and return None."""
+    all_roles = list(range(len(state.requirements)))
     if len(state.requirements) == 1:
         partition = next(
             p for p in state.partitions if can_partition_hold(state, p, state.requirements[0])
@@ -73,12 +71,12 @@ def _choose_layout(
     requested = state.spec.placement
     packed = None if requested == "separate" else _try_pack(state)
     if packed is not None and (requested == "pack" or packed[1].idle_gpus == 0):
-        return "packed", [(packed[0], list(roles), packed[1])]
+        return "packed", [(packed[0], all_roles, packed[1])]
     separate = None if requested == "pack" else _try_separate(state)
     if separate is not None:
         return "het", [(p, [i], n) for i, (p, n) in enumerate(separate)]
     if packed is not None:
-        return "packed", [(packed[0], list(roles), packed[1])]
+        return "packed", [(packed[0], all_roles, packed[1])]
     _reject_layout(state)
     return None
 
@@ -86,7 +84,7 @@ def _choose_layout(
 def _try_pack(state: PlanningState) -> tuple[Partition, PerNodeAllocation] | None:
     if (
         _find_port_conflict(state.spec)
-        or len({n.gpu_type for n in state.requirements if n.gpus}) > 1
+        or len({r.gpu_type for r in state.requirements if r.gpus}) > 1
     ):
         return None
     best: tuple[Partition, PerNodeAllocation] | None = None
@@ -105,14 +103,13 @@ def _try_pack(state: PlanningState) -> tuple[Partition, PerNodeAllocation] | Non
 def _try_separate(state: PlanningState) -> list[tuple[Partition, int]] | None:
     """Place each role on nodes of its own. Returns (partition, number of nodes) by role, or None.
 
-    Each role gets the first partition that can hold it, or a later one if that has too few nodes for all.
+    Tries the first partition that can hold each role, then other assignments of partitions to roles.
     """
-    candidates: list[list[Partition]] = [
+    candidates = [
         [p for p in state.partitions if can_partition_hold(state, p, requirement)]
         for requirement in state.requirements
     ]
-    current = [options[0] for options in candidates]
-    for assignment in [current, *_list_alternatives(candidates)]:
+    for assignment in _list_assignments(candidates):
         counts = placement.assign_separate_nodes(
             [
                 (requirement, state.eligible_nodes(p))
@@ -124,12 +121,14 @@ def _try_separate(state: PlanningState) -> list[tuple[Partition, int]] | None:
     return None
 
 
-def _list_alternatives(candidates: list[list[Partition]]) -> Iterable[list[Partition]]:
-    """List further assignments of partitions to roles to try after the first.
+def _list_assignments(candidates: list[list[Partition]]) -> Iterator[list[Partition]]:
+    """List assignments of partitions to roles: some of all combinations, because their number grows exponentially.
 
-    First another partition for one role at a time, then the last possible partition for all roles.
+    First the first candidate of each role, then another candidate for one role at a time, then the last
+    candidate of each role.
     """
     first = [options[0] for options in candidates]
+    yield first
     for i, options in enumerate(candidates):
         for other in options[1:]:
             yield [*first[:i], other, *first[i + 1 :]]
@@ -138,16 +137,16 @@ def _list_alternatives(candidates: list[list[Partition]]) -> Iterable[list[Parti
 
 def _find_port_conflict(spec: JobSpec) -> tuple[int, str, str] | None:
     """Find a fixed port that two roles use. Returns (port, role name, role name) or None."""
-    taken: list[tuple[int, int, str]] = []
+    ranges: list[tuple[int, int, str]] = []  # first port, last port + 1, role name
     for role in spec.task_roles:
         for port in role.port_list:
             if not port.begin_at:
                 continue
             end = port.begin_at + port.port_number
-            for low, high, other in taken:
+            for low, high, other in ranges:
                 if other != role.name and max(low, port.begin_at) < min(high, end):
                     return max(low, port.begin_at), other, role.name
-            taken.append((port.begin_at, end, role.name))
+            ranges.append((port.begin_at, end, role.name))
     return None
 
 
@@ -176,7 +175,7 @@ def _reject_layout(state: PlanningState) -> None:
             roles=[one, other],
         )
     elif spec.placement == "separate":
-        possible = _try_pack(state) is not None
+        can_share_nodes = _try_pack(state) is not None
         state.add_problem(
             "too_few_nodes",
             "placement",
@@ -189,14 +188,14 @@ def _reject_layout(state: PlanningState) -> None:
             ),
             (
                 msg("plan.use-placement-pack", "Use placement pack.")
-                if possible
+                if can_share_nodes
                 else msg("plan.ask-fewer-smaller-tasks", "Request fewer or smaller tasks.")
             ),
             roles=roles,
             nodes=available,
         )
     elif spec.placement == "pack":
-        types = sorted({n.gpu_type or "any" for n in state.requirements if n.gpus})
+        types = sorted({r.gpu_type or "any" for r in state.requirements if r.gpus})
         why = (
             msg(
                 "plan.they-want-different-gpu",
@@ -238,23 +237,29 @@ def _reject_layout(state: PlanningState) -> None:
 def _build_plan(
     state: PlanningState,
     layout: Layout,
-    shape: list[tuple[Partition, list[int], PerNodeAllocation | int]],
+    planned_groups: list[_PlannedGroup],
     time_limit_s: int | None,
 ) -> Plan:
+    spec = state.spec
     roles: list[RolePlan] = []
     groups: list[Group] = []
-    for group, (partition, members, size) in enumerate(shape):
-        shared = isinstance(size, PerNodeAllocation)
-        for position, i in enumerate(members):
-            role, requirement = state.spec.task_roles[i], state.requirements[i]
-            per_node = (
-                size.per_node[position]
-                if isinstance(size, PerNodeAllocation)
-                else requirement.max_per_node
-            )
+    for group_index, (partition, role_indices, size) in enumerate(planned_groups):
+        first_role = spec.task_roles[role_indices[0]]
+        first_requirement = state.requirements[role_indices[0]]
+        request: (
+            PerNodeAllocation | RoleRequirement
+        )  # resources per node, or per task of the only role
+        tasks_per_node: tuple[int | None, ...]  # by role of the group
+        if isinstance(size, PerNodeAllocation):
+            shared, nodes, request, tasks_per_node = True, size.nodes, size, size.per_node
+        else:
+            shared, nodes, request = False, size, first_requirement
+            tasks_per_node = (first_requirement.max_per_node,)
+        for role_index, per_node in zip(role_indices, tasks_per_node, strict=True):
+            role, requirement = spec.task_roles[role_index], state.requirements[role_index]
             roles.append(
                 RolePlan(
-                    index=i,
+                    index=role_index,
                     name=role.name,
                     tasks=requirement.tasks,
                     cpus=requirement.cpus,
@@ -262,30 +267,26 @@ def _build_plan(
                     shm_mib=role.shm_mb,
                     gpus=requirement.gpus,
                     gpu_type=requirement.gpu_type,
-                    group=group,
+                    group=group_index,
                     per_node=per_node,
                 )
             )
-        packed_role = (
-            state.spec.placement == "pack" or state.spec.task_roles[members[0]].placement == "pack"
-        )
-        per_unit = size if isinstance(size, PerNodeAllocation) else state.requirements[members[0]]
         groups.append(
             Group(
-                index=group,
+                index=group_index,
                 partition=partition.name,
                 shared=shared,
-                nodes=size.nodes if isinstance(size, PerNodeAllocation) else size,
+                nodes=nodes,
                 fixed_nodes=shared
-                or packed_role
-                or state.requirements[members[0]].max_per_node == 1,
-                cpus=per_unit.cpus,
-                mem_mib=per_unit.mem_mib,
-                gpus=per_unit.gpus,
-                gpu_type=per_unit.gpu_type,
+                or "pack" in (spec.placement, first_role.placement)
+                or first_requirement.max_per_node == 1,
+                cpus=request.cpus,
+                mem_mib=request.mem_mib,
+                gpus=request.gpus,
+                gpu_type=request.gpu_type,
             )
         )
-    partial = Plan(
+    plan_without_notes = Plan(
         layout=layout,
         namespace=state.rules.name,
         account=state.rules.account,
@@ -296,7 +297,7 @@ def _build_plan(
         groups=tuple(groups),
         totals=_compute_totals(roles, groups, time_limit_s),
     )
-    return replace(partial, notes=_build_notes(state, partial))
+    return replace(plan_without_notes, notes=_build_notes(state, plan_without_notes))
 
 
 def _compute_totals(roles: list[RolePlan], groups: list[Group], time_limit_s: int | None) -> Totals:

@@ -17,13 +17,14 @@ from jobs.script.quoting import quote, quote_path, render_array, render_case_fun
 from jobs.script.render_options import RenderError
 from jobs.script.task_state import ScriptExit, render_exit_codes
 
-# Slurm sends the signal of `sbatch --signal` up to a minute earlier than requested, so a job with a shorter time
-# limit could get it at its start, before the script handles it. For shorter limits the script measures the time.
-MIN_TIME_LIMIT_FOR_SIGNAL_S = 300
+# Slurm sends the signal of `sbatch --signal` up to a minute earlier than requested. A job with a time limit below
+# this value does not request the signal, because it could get it at its start, before the script handles it; the
+# script measures the time instead.
+_MIN_TIME_LIMIT_FOR_SIGNAL_S = 300
 _UNQUOTED_OPTION_VALUE = re.compile(r"[\w./:=,+@~&|*!()\[\]-]+")
 
 
-def render_sbatch_line(option: str, value: object) -> str:
+def _render_sbatch_line(option: str, value: object) -> str:
     """Render one #SBATCH line. Raises RenderError.
 
     sbatch splits the line into words like a shell, but expands no variables.
@@ -43,8 +44,7 @@ def render_sbatch_line(option: str, value: object) -> str:
 
 
 def _build_group_options(plan: Plan, group: Group) -> list[tuple[str, object]]:
-    """Build the sbatch options of one allocation: per task if one role has it alone, else per node."""
-    roles = plan.roles_of(group)
+    """Build the sbatch options of one allocation: per task if it has one role, per node if roles share it."""
     gpu = f"{group.gpu_type}:{group.gpus}" if group.gpu_type else f"{group.gpus}"
     options: list[tuple[str, object]] = [("partition", group.partition)]
     if group.shared:
@@ -55,7 +55,7 @@ def _build_group_options(plan: Plan, group: Group) -> list[tuple[str, object]]:
             ("mem", f"{group.mem_mib}M"),
         ]
         return [*options, ("gres", f"gpu:{gpu}")] if group.gpus else options
-    role = roles[0]
+    (role,) = plan.roles_of(group)
     if group.fixed_nodes:
         options.append(("nodes", group.nodes))
     options.append(("ntasks", role.tasks))
@@ -67,72 +67,71 @@ def _build_group_options(plan: Plan, group: Group) -> list[tuple[str, object]]:
 
 def _limit_is_announced(plan: Plan) -> bool:
     """Whether Slurm announces the time limit to the batch script."""
-    return plan.time_limit_s is None or plan.time_limit_s >= MIN_TIME_LIMIT_FOR_SIGNAL_S
+    return plan.time_limit_s is None or plan.time_limit_s >= _MIN_TIME_LIMIT_FOR_SIGNAL_S
 
 
 def _render_header(context: RenderContext) -> list[str]:
     spec, plan, paths, options = context.spec, context.plan, context.paths, context.options
-    common: list[tuple[str, object]] = []
-    for name, value in (
-        ("account", plan.account),
-        ("qos", plan.qos),
-        ("constraint", plan.constraint),
-    ):
-        if value:
-            common.append((name, value))
-    if plan.time_limit_s is not None:
-        common.append(("time", format_duration(plan.time_limit_s)))
-    common.append(("chdir", paths.dir))
+    time_limit = "" if plan.time_limit_s is None else format_duration(plan.time_limit_s)
+    common_options = {
+        "account": plan.account,
+        "qos": plan.qos,
+        "constraint": plan.constraint,
+        "time": time_limit,
+        "chdir": paths.dir,
+    }
     lines = [
         "#!/bin/bash",
         f"# Job {spec.job_name}, attempt {paths.attempt}: {plan.layout}.",
         *(f"# {line}" for line in describe_plan(plan)),
-        render_sbatch_line("job-name", spec.job_name),
-        render_sbatch_line("output", "logs/batch.log"),
-        render_sbatch_line("open-mode", "append"),
-        render_sbatch_line("export", "NONE"),
+        _render_sbatch_line("job-name", spec.job_name),
+        _render_sbatch_line("output", "logs/batch.log"),
+        _render_sbatch_line("open-mode", "append"),
+        _render_sbatch_line("export", "NONE"),
         "#SBATCH --requeue" if options.requeue else "#SBATCH --no-requeue",
     ]
     if _limit_is_announced(plan):
-        lines.append(render_sbatch_line("signal", f"B:USR1@{context.grace_s}"))
+        lines.append(_render_sbatch_line("signal", f"B:USR1@{context.grace_s}"))
     for group in plan.groups:
         if group.index:
             lines.append("#SBATCH hetjob")
-        lines += [render_sbatch_line(name, value) for name, value in common]
         lines += [
-            render_sbatch_line(name, value) for name, value in _build_group_options(plan, group)
+            _render_sbatch_line(name, value) for name, value in common_options.items() if value
+        ]
+        lines += [
+            _render_sbatch_line(name, value) for name, value in _build_group_options(plan, group)
         ]
     return lines
 
 
 def _build_step_options(plan: Plan, role: RolePlan, mpi: str) -> list[str]:
     group = plan.groups[role.group]
-    arguments = [f"--het-group={group.index}"] if plan.layout == "het" else []
-    arguments += ["--exact", f"--ntasks={role.tasks}", f"--cpus-per-task={role.cpus}"]
+    options = [f"--het-group={group.index}"] if plan.layout == "het" else []
+    options += ["--exact", f"--ntasks={role.tasks}", f"--cpus-per-task={role.cpus}"]
     if role.per_node is not None:
         nodes = -(-role.tasks // role.per_node)
-        even = nodes * role.per_node == role.tasks
+        is_even = nodes * role.per_node == role.tasks
         # srun accepts --ntasks-per-node only if every node gets the same number of tasks. Otherwise
         # --distribution=cyclic spreads the tasks as evenly as possible.
-        spread = f"--ntasks-per-node={role.per_node}" if even else "--distribution=cyclic"
-        arguments += [f"--nodes={nodes}", spread]
+        spread = f"--ntasks-per-node={role.per_node}" if is_even else "--distribution=cyclic"
+        options += [f"--nodes={nodes}", spread]
     if group.shared:
-        arguments.append(f"--mem={(role.per_node or 1) * role.mem_mib}M")
+        options.append(f"--mem={(role.per_node or 1) * role.mem_mib}M")
     else:
-        arguments.append(f"--mem-per-cpu={role.mem_mib // role.cpus}M")
+        options.append(f"--mem-per-cpu={role.mem_mib // role.cpus}M")
     # Slurm 22.05: if the options of a step name a GPU type, its tasks see no GPU. Without --gpu-bind, each task sees
     # all GPUs of the step.
-    arguments += (
+    options += (
         [f"--gpus-per-task={role.gpus}", f"--gpu-bind=per_task:{role.gpus}"]
         if role.gpus
         else ["--gres=none"]
     )
-    arguments.append(f"--mpi={mpi}")
-    return arguments
+    options.append(f"--mpi={mpi}")
+    return options
 
 
 def _decide_completion_rules(role: TaskRole) -> tuple[int, int, int]:
-    """Decide the completion rules of a role for batch.sh: (minFailed, minSucceeded, isMain).
+    """Decide a role's values of the arrays min_failed, min_succeeded and main_role in batch.sh.
 
     0 disables a rule. The end of a main role ends the job.
     """

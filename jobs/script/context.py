@@ -1,4 +1,4 @@
-"""The input of the functions that render one attempt: spec, plan, options, directories, images, logins. Pure."""
+"""Collects what the functions that render an attempt's files need: spec, plan, options, directories, images. Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class RenderContext:
     options: RenderOptions
     dirs: Directories
     images: tuple[ResolvedImage, ...]  # one per role, in the order of the job file
-    # Source of an image → login of its registry.
+    # `ResolvedImage.source` → login of the registry: username and password.
     logins: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
 
     @property
@@ -58,8 +58,8 @@ def build_context(
 ) -> RenderContext:
     """Resolve the directories, images and registry logins of a job. Raises RenderError.
 
-    `spec` has its path variables substituted (`substitute_paths`). `image_logins` maps the name of an image in
-    the job file to its login.
+    The caller has substituted the variables in the paths of `spec` (`substitute_paths`). `image_logins` maps the
+    name of an image in the job file to the login of its registry.
     """
     dirs = resolve_directories(spec, paths, options=options)
     if options.runtime in ("enroot", "pyxis"):
@@ -76,11 +76,11 @@ def build_context(
 
 
 def _resolve_role_image(
-    spec: JobSpec, role: TaskRole, default: str, options: RenderOptions
+    spec: JobSpec, role: TaskRole, default_image: str, options: RenderOptions
 ) -> ResolvedImage:
     if options.runtime == "none":
         return ResolvedImage("")
-    name = spec.image_of(role) or default
+    name = spec.image_of(role) or default_image
     if not name:
         raise RenderError(
             msg(
@@ -89,11 +89,4 @@ def _resolve_role_image(
                 name=role.name,
             )
         )
-    return resolve_image(
-        name,
-        runtime=options.runtime,
-        images_dir=options.images_dir,
-        files=options.image_files,
-        aliases=options.image_aliases,
-        cache_dir=options.image_cache_dir,
-    )
+    return resolve_image(name, options)

@@ -1,4 +1,4 @@
-"""A job's directories on the cluster: where containers mount them, and which must exist or are created. Pure."""
+"""Decides a job's directories on the cluster: which must exist, which are created, where containers mount them. Pure."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from jobs.script.variables import build_directory_variables
 class Bind:
     """A directory of the node that is mounted in the containers of a job."""
 
-    source: str  # path on the node; may begin with ~
+    source: str  # path on the node; a leading ~ is the home directory of the job's owner
     target: str  # path in the container
     read_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Directories:
-    """The job's directories on the cluster, and where containers mount them."""
+    """The job's directories on the cluster. A leading ~ is the home directory of the job's owner."""
 
     work: str  # working directory of the tasks
-    variables: dict[str, str]  # environment variables with directories; values may begin with ~
+    variables: dict[str, str]  # environment variables whose values are directories
     binds: tuple[Bind, ...]
-    required: tuple[str, ...]  # the job fails if one of these does not exist
-    created: tuple[str, ...]  # the batch script creates these
+    required: tuple[str, ...]  # the job fails if one of these directories does not exist
+    created: tuple[str, ...]  # the batch script creates these directories
 
 
 def _is_cluster_path(text: str) -> bool:
@@ -40,15 +40,16 @@ def _is_cluster_path(text: str) -> bool:
 def resolve_directories(
     spec: JobSpec, paths: AttemptPaths, *, options: RenderOptions
 ) -> Directories:
-    """Decide the directories of a job. `spec` has its path variables substituted (`substitute_paths`)."""
-    uploaded = spec.code is not None and spec.code.selector == "codeFile"
-    code = paths.code_dir if uploaded else spec.code_dir
+    """Decide the directories of a job.
+
+    The caller has substituted the variables in the paths of `spec` (`substitute_paths`).
+    """
+    is_uploaded = spec.code is not None and spec.code.selector == "codeFile"
+    code = paths.code_dir if is_uploaded else spec.code_dir
     binds = _list_binds(spec, paths, code, options)
     work = code if _is_cluster_path(code) else f"{paths.dir}/work"
-    created = (
-        paths.checkpoint_dir,
-        *(d for d in (spec.output_dir,) if _is_cluster_path(d)),
-    )
+    output_dirs = (spec.output_dir,) if _is_cluster_path(spec.output_dir) else ()
+    created = (paths.checkpoint_dir, *output_dirs)
     required = [bind.source for bind in binds if bind.source not in (paths.dir, "~", *created)]
     return Directories(
         work=work,
@@ -96,7 +97,7 @@ def _list_binds(
 def check_enroot_binds(binds: Iterable[Bind]) -> None:
     """Check that enroot and pyxis can mount the paths. Raises RenderError.
 
-    They write mounts into an fstab file, which cannot contain spaces and in which ${…} is substituted.
+    Both write mounts into an fstab file, in which spaces separate fields and ${…} is substituted.
     """
     for bind in binds:
         for path in (bind.source, bind.target):

@@ -1,12 +1,11 @@
-"""Expressions: values that are known only when tasks run, as text with references to hosts, ports and indices.
+"""Expressions: values of environment variables that contain hosts, ports or task indices, known only at run time.
 
 `variables` and `framework_variables` build expressions, `role_data` writes them to roles.sh, and the function
-`expand` in shell/task.sh evaluates them. `evaluate_expression` defines their meaning; a test compares `expand` with it. Pure.
+`expand` in shell/task.sh evaluates them. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -36,16 +35,18 @@ class TaskPort:
 
 @dataclass(frozen=True, slots=True)
 class HostList:
-    """List of all tasks of a role in index order, separated by commas.
+    """One entry per task of a role, in index order, separated by commas.
 
-    An entry is host, or host:port if a label is given; the port is the task's first one with this label.
+    An entry is the host's address, or address:port if a label is given. The port is the task's first port with
+    this label.
     """
 
     role: str
     label: str = ""
-    # Text before each entry, such as a JSON quote; printable ASCII without a slash.
+    # Text before and after each entry, such as a JSON quote. Printable ASCII without a slash, because roles.sh separates
+    # the fields of a part with slashes.
     before: str = ""
-    after: str = ""  # text after each entry
+    after: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,58 +109,5 @@ class VariableFamily:
     value: Expression
 
 
-@dataclass(frozen=True, slots=True)
-class TaskAddresses:
-    """Hosts and ports of all tasks of a job, as in the file peers.<restart count>."""
-
-    hosts: Mapping[str, Sequence[str]]  # role name → host of each task, by index
-    ports: Mapping[str, Sequence[Mapping[str, Sequence[int]]]]  # role name → task → label → ports
-
-
-def constant_expression(text: object) -> Expression:
-    return (LiteralText(str(text)),)
-
-
-def evaluate_expression(
-    expression: Expression, addresses: TaskAddresses, *, role: str, index: int
-) -> str:
-    """Compute the text of an expression for task `index` of `role`."""
-    return "".join(_evaluate_part(part, addresses, role, index) for part in expression)
-
-
-def _evaluate_part(part: ExpressionPart, addresses: TaskAddresses, role: str, index: int) -> str:
-    match part:
-        case LiteralText(text):
-            return text
-        case CurrentIndex(offset):
-            return str(index + offset)
-        case HostList():
-            return _host_list(part, addresses)
-        case TaskHost(task_role, task_index):
-            return addresses.hosts[task_role][task_index]
-        case TaskPort(task_role, task_index, label):
-            return str(addresses.ports[task_role][task_index][label][0])
-        case CurrentHost():
-            return addresses.hosts[role][index]
-        case CurrentPort(label):
-            return str(addresses.ports[role][index][label][0])
-        case CurrentPorts(label):
-            return ",".join(map(str, addresses.ports[role][index][label]))
-
-
-def _host_list(part: HostList, addresses: TaskAddresses) -> str:
-    entries = []
-    for index, host in enumerate(addresses.hosts[part.role]):
-        port = f":{addresses.ports[part.role][index][part.label][0]}" if part.label else ""
-        entries.append(f"{part.before}{host}{port}{part.after}")
-    return ",".join(entries)
-
-
-def evaluate_family(family: VariableFamily, addresses: TaskAddresses) -> dict[str, str]:
-    """Compute the names and texts of all variables of a family."""
-    return {
-        f"{family.prefix}{index}{family.suffix}": evaluate_expression(
-            family.value, addresses, role=family.role, index=index
-        )
-        for index in range(len(addresses.hosts[family.role]))
-    }
+def constant_expression(value: object) -> Expression:
+    return (LiteralText(str(value)),)

@@ -1,14 +1,13 @@
 """The environment variables that tasks get for the job's training framework and strategy.
 
 Values that are known only when the tasks run, such as addresses, are expressions (`expressions`).
-Sluice starts one process per task, and a task sees only its own GPUs, numbered from 0: the local rank
-is always 0, and each task is one "node" of the framework.
+Sluice starts one process per task, and a task sees only its own GPUs, numbered from 0. Therefore the local
+rank is always 0, and each task is one "node" of the framework. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
 
 from jobs.jobfile.frameworks import RoleAssignment, assign_roles
 from jobs.jobfile.model import JobSpec, TaskRole
@@ -17,6 +16,7 @@ from jobs.script.expressions import (
     CurrentIndex,
     CurrentPort,
     Expression,
+    ExpressionPart,
     HostList,
     LiteralText,
     TaskHost,
@@ -25,8 +25,8 @@ from jobs.script.expressions import (
     constant_expression,
 )
 
-# The framework listens on the role's port with one of these labels; without such a port, on `http`, which every task
-# has.
+# The framework listens on the first of these ports that the role's portList contains; if there is none, on the
+# port `http`, which every task has.
 _PORT_LABELS = (
     "tensorflow",
     "tf",
@@ -40,14 +40,14 @@ _PORT_LABELS = (
 )
 
 
-def port_label(role: TaskRole) -> str:
+def _framework_port_label(role: TaskRole) -> str:
     """The label of the port that the framework listens on in tasks of this role."""
     labels = {port.label.lower(): port.label for port in role.port_list}
     return next((labels[label] for label in _PORT_LABELS if label in labels), "http")
 
 
 def build_framework_variables(spec: JobSpec) -> dict[str, tuple[Variable, ...]]:
-    """Build the framework's variables by role name. Roles that have no part in the framework get none."""
+    """Build the framework's variables: role name → variables. Roles without a part in the framework get none."""
     assignment = assign_roles(spec)
     if assignment is None:
         return {role.name: () for role in spec.task_roles}
@@ -61,32 +61,42 @@ def build_framework_variables(spec: JobSpec) -> dict[str, tuple[Variable, ...]]:
 def uses_srun_mpi(spec: JobSpec) -> bool:
     """True if srun starts the MPI processes (srun --mpi)."""
     assignment = assign_roles(spec)
-    return assignment is not None and (assignment.strategy.framework, assignment.strategy.name) == (
-        "mpi",
-        "srun",
+    if assignment is None:
+        return False
+    return (assignment.strategy.framework, assignment.strategy.name) == ("mpi", "srun")
+
+
+def _join_with_commas(lists: Iterable[HostList]) -> Expression:
+    parts: list[ExpressionPart] = []
+    for host_list in lists:
+        if parts:
+            parts.append(LiteralText(","))
+        parts.append(host_list)
+    return tuple(parts)
+
+
+def _build_host_ports(roles: Iterable[TaskRole], quote: str = "") -> Expression:
+    """Build an expression that lists host:port of every task of the roles, each enclosed in `quote`."""
+    return _join_with_commas(
+        HostList(role.name, _framework_port_label(role), quote, quote) for role in roles
     )
 
 
-def _build_host_port_list(
-    roles: tuple[TaskRole, ...], before: str = "", after: str = ""
-) -> list[Any]:
-    """Build the parts of an expression that lists host:port of every task of the roles, separated by commas."""
-    parts: list[Any] = []
-    for role in roles:
-        if parts:
-            parts.append(LiteralText(","))
-        parts.append(HostList(role.name, port_label(role), before, after))
-    return parts
+def _build_host_slot_counts(roles: Iterable[TaskRole]) -> Expression:
+    """Build an expression that lists host:slots of every task, the format of horovodrun -H and mpirun -H."""
+    return _join_with_commas(
+        HostList(role.name, after=f":{max(1, role.gpu_number)}") for role in roles
+    )
 
 
 def _build_tensorflow(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:
-    parts: list[Any] = [LiteralText('{"cluster": {')]
+    parts: list[ExpressionPart] = [LiteralText('{"cluster": {')]
     kinds = [kind for kind in ("chief", "ps", "worker") if assignment.roles(kind)]
     if assignment.strategy.name == "multiworker":
         kinds = [kind for kind in kinds if kind != "ps"]
     for position, kind in enumerate(kinds):
         parts.append(LiteralText(f'{", " if position else ""}"{kind}": ['))
-        parts.extend(_build_host_port_list(assignment.roles(kind), '"', '"'))
+        parts.extend(_build_host_ports(assignment.roles(kind), quote='"'))
         parts.append(LiteralText("]"))
     part = assignment.part_of(role)
     first = assignment.rank_of_first_task(role, part)
@@ -101,9 +111,9 @@ def _build_tensorflow(assignment: RoleAssignment, role: TaskRole) -> list[Variab
 def _build_rendezvous_address(
     assignment: RoleAssignment, *parts: str
 ) -> tuple[Expression, Expression]:
-    """Build expressions for host and port of the first task of these parts, which the other tasks connect to."""
+    """Build expressions for host and port of the first task in the given parts; the other tasks connect to it."""
     leader = assignment.roles(*parts)[0]
-    return (TaskHost(leader.name, 0),), (TaskPort(leader.name, 0, port_label(leader)),)
+    return (TaskHost(leader.name, 0),), (TaskPort(leader.name, 0, _framework_port_label(leader)),)
 
 
 def _build_pytorch(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:
@@ -132,19 +142,9 @@ def _build_pytorch(assignment: RoleAssignment, role: TaskRole) -> list[Variable]
     ]
 
 
-def _build_host_slots(roles: tuple[TaskRole, ...]) -> Expression:
-    """Build an expression that lists host:slots of every task, the format of horovodrun -H and mpirun -H."""
-    parts: list[Any] = []
-    for role in roles:
-        if parts:
-            parts.append(LiteralText(","))
-        parts.append(HostList(role.name, after=f":{max(1, role.gpu_number)}"))
-    return tuple(parts)
-
-
 def _build_horovod(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:
     roles = assignment.roles("chief", "worker")
-    hosts = Variable("HOROVOD_HOSTS", _build_host_slots(roles))
+    hosts = Variable("HOROVOD_HOSTS", _build_host_slot_counts(roles))
     if assignment.strategy.name == "horovodrun":
         processes = sum(r.task_number * max(1, r.gpu_number) for r in roles)
         return [hosts, Variable("HOROVOD_NUM_PROC", constant_expression(processes))]
@@ -183,16 +183,15 @@ def _build_dmlc(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:
 
 
 def _build_paddle(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:
-    workers = assignment.roles("worker")
     return [
         Variable(
             "PADDLE_TRAINER_ID", (CurrentIndex(assignment.rank_of_first_task(role, "worker")),)
         ),
         Variable("PADDLE_TRAINERS_NUM", constant_expression(assignment.count("worker"))),
-        Variable("PADDLE_TRAINER_ENDPOINTS", tuple(_build_host_port_list(workers))),
+        Variable("PADDLE_TRAINER_ENDPOINTS", _build_host_ports(assignment.roles("worker"))),
         Variable(
             "PADDLE_CURRENT_ENDPOINT",
-            (CurrentHost(), LiteralText(":"), CurrentPort(port_label(role))),
+            (CurrentHost(), LiteralText(":"), CurrentPort(_framework_port_label(role))),
         ),
     ]
 
@@ -200,7 +199,7 @@ def _build_paddle(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:
 def _build_mpi(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:
     rank: Expression = (CurrentIndex(assignment.rank_of_first_task(role, "chief", "worker")),)
     return [
-        Variable("MPI_HOST_LIST", _build_host_slots(assignment.roles("chief", "worker"))),
+        Variable("MPI_HOST_LIST", _build_host_slot_counts(assignment.roles("chief", "worker"))),
         Variable("MPI_WORLD_SIZE", constant_expression(assignment.count("chief", "worker"))),
         Variable("MPI_RANK", rank),
     ]

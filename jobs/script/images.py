@@ -1,15 +1,17 @@
-"""Resolves an image's name in a job file to the image file on the cluster. Pure: accesses no files.
+"""Resolves the name of a container image in a job file to an image file on the cluster. Pure: accesses no files.
 
-A name is an alias of the site, a path, a file in the site's image directory, or else a name in a registry.
-The batch script fetches images of a registry into a cache directory of the job's owner.
+A name is an alias that the cluster's settings define, a path, a file in the cluster's image directory, or else
+a name in a registry. The batch script fetches images of a registry into the image cache directory.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
+
+from jobs.script.render_options import RenderOptions
 
 _IMAGE_SUFFIX_BY_RUNTIME = {
     "apptainer": ".sif",
@@ -17,6 +19,7 @@ _IMAGE_SUFFIX_BY_RUNTIME = {
     "enroot": ".sqsh",
     "pyxis": ".sqsh",
 }
+_IMAGE_SUFFIXES = (".sif", ".sqsh", ".img")
 _UNSAFE_FILE_CHARACTER = re.compile(r"[^A-Za-z0-9._-]")
 _URI_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
@@ -25,13 +28,18 @@ _URI_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 class ResolvedImage:
     """The image file of a role, and where to fetch it from."""
 
-    path: str  # may begin with ~/, the owner's home directory
-    # URI in a registry; the batch script fetches it if `path` does not exist; empty: never.
+    path: str  # may begin with ~/, the home directory of the job's owner
+    # URI in a registry, from which the batch script fetches the image if `path` does not exist; empty: not fetched.
     source: str = ""
 
 
-def candidate_file_names(name: str, runtime: str) -> tuple[str, ...]:
-    """File names in an image directory that an image's name may refer to, best match first."""
+def filter_image_files(names: Collection[str]) -> frozenset[str]:
+    """Select the names of image files from a directory listing, for `RenderOptions.image_files`."""
+    return frozenset(name for name in names if name.endswith(_IMAGE_SUFFIXES))
+
+
+def _list_candidate_files(name: str, runtime: str) -> tuple[str, ...]:
+    """List the file names in an image directory that an image's name may refer to, best match first."""
     suffix = _IMAGE_SUFFIX_BY_RUNTIME[runtime]
     safe_name = _UNSAFE_FILE_CHARACTER.sub("_", name)
     names = (
@@ -41,37 +49,27 @@ def candidate_file_names(name: str, runtime: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(n for n in names if n.endswith(suffix)))
 
 
-def resolve_image(
-    name: str,
-    *,
-    runtime: str,
-    images_dir: str = "",
-    files: Collection[str] = (),
-    aliases: Mapping[str, str] | None = None,
-    cache_dir: str = "~/.cache/sluice/images",
-) -> ResolvedImage:
-    """Find the image file for the name of an image. `files` are the names of the files in `images_dir`."""
-    name = (aliases or {}).get(name, name)
+def resolve_image(name: str, options: RenderOptions) -> ResolvedImage:
+    """Find the image file for the name of an image. `options.runtime` is not "none"."""
+    runtime = options.runtime
+    name = options.image_aliases.get(name, name)
     if name.startswith(("/", "~/")):
         return ResolvedImage(name)
-    if images_dir:
-        unprefixed = name.removeprefix("docker://")
-        for file in candidate_file_names(unprefixed, runtime):
-            if file in files:
-                return ResolvedImage(posixpath.join(images_dir, file))
-        if unprefixed.endswith((".sif", ".sqsh", ".img")):
-            return ResolvedImage(posixpath.join(images_dir, posixpath.basename(unprefixed)))
+    unprefixed = name.removeprefix("docker://")
+    if options.images_dir:
+        for file in _list_candidate_files(unprefixed, runtime):
+            if file in options.image_files:
+                return ResolvedImage(posixpath.join(options.images_dir, file))
+        if unprefixed.endswith(_IMAGE_SUFFIXES):
+            return ResolvedImage(posixpath.join(options.images_dir, posixpath.basename(unprefixed)))
     source = name if _URI_SCHEME.match(name) else f"docker://{name}"
     if runtime in ("enroot", "pyxis"):
-        source = _enroot_uri(source)
-    cache_file_name = (
-        _UNSAFE_FILE_CHARACTER.sub("_", name.removeprefix("docker://"))
-        + _IMAGE_SUFFIX_BY_RUNTIME[runtime]
-    )
-    return ResolvedImage(posixpath.join(cache_dir, cache_file_name), source)
+        source = _to_enroot_uri(source)
+    cache_file = _UNSAFE_FILE_CHARACTER.sub("_", unprefixed) + _IMAGE_SUFFIX_BY_RUNTIME[runtime]
+    return ResolvedImage(posixpath.join(options.image_cache_dir, cache_file), source)
 
 
-def _enroot_uri(source: str) -> str:
+def _to_enroot_uri(source: str) -> str:
     """Convert a URI to enroot's syntax, which has # after the registry: docker://nvcr.io#nvidia/pytorch:24.01."""
     scheme, _, rest = source.partition("://")
     registry, slash, image = rest.partition("/")

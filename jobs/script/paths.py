@@ -1,17 +1,17 @@
-"""Every path of one attempt of a job on the cluster. Pure: joins paths, accesses no files."""
+"""Paths of the files of one attempt of a job on the cluster. Pure: joins paths, accesses no files."""
 
 from __future__ import annotations
 
 import posixpath
 from dataclasses import dataclass
 
-# Name of the file in an attempt's directory with the data of its roles. It may hold the values of secrets.
+# File in the attempt's directory with the data of its roles (`role_data`). It may contain the values of secrets.
 ROLE_DATA_FILE = "roles.sh"
 
 
 @dataclass(frozen=True, slots=True)
 class AttemptPaths:
-    """Paths of an attempt's directory `<work root>/jobs/<job uuid>/<attempt>/` and of the files in it."""
+    """The attempt's directory `<work root>/jobs/<job uuid>/<attempt>/` and the files in it."""
 
     work_root: str
     job_uuid: str
@@ -51,16 +51,12 @@ class AttemptPaths:
         return posixpath.join(self.dir, *names)
 
     @property
-    def job_json(self) -> str:
-        return self.path_to("job.json")
-
-    @property
     def batch_script(self) -> str:
         return self.path_to("batch.sh")
 
     @property
     def code_dir(self) -> str:
-        """The directory that uploaded code is unpacked into."""
+        """The directory into which uploaded code is unpacked."""
         return self.path_to("code")
 
     @property
@@ -71,22 +67,5 @@ class AttemptPaths:
     def batch_log(self) -> str:
         return self.path_to("logs", "batch.log")
 
-    @property
-    def tasks_dir(self) -> str:
-        return self.path_to("tasks")
-
-    @property
-    def script_result(self) -> str:
-        """The batch script writes its result here (`jobs.script.task_state.ScriptResult`)."""
-        return self.path_to("result")
-
-    @property
-    def release_marker(self) -> str:
-        """Creating this file ends the failed tasks that `isDebug` kept alive."""
-        return self.path_to("release")
-
     def task_log(self, role: str, index: int) -> str:
         return self.path_to("logs", f"{role}-{index}.log")
-
-    def task_state(self, role: str, index: int) -> str:
-        return self.path_to("tasks", f"{role}-{index}.state")

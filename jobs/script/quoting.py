@@ -1,4 +1,4 @@
-"""Quotes strings for shell scripts. No other module of the renderer quotes.
+"""Quotes strings for shell scripts; other modules of `jobs.script` quote only with these functions.
 
 Every string from a person must pass `quote` or `quote_path` before it is written to a script. Pure.
 """
@@ -29,9 +29,9 @@ def render_array(name: str, words: Iterable[str], comment: str = "") -> str:
 def render_case_function(
     name: str, cases: Iterable[tuple[int, list[str]]], before: Iterable[str] = ()
 ) -> list[str]:
-    """Render a bash function with the number of a role as its argument.
+    """Render a bash function whose argument is the number of a role.
 
-    It runs the lines `before`, then the lines in `cases` that belong to that number.
+    The function runs the lines `before`, then the lines that `cases` contains for that number.
     """
     lines = [f"{name}() {{", *(f"  {line}" for line in before), "  case $1 in"]
     for number, body in cases:

@@ -1,14 +1,14 @@
 """Renders the files of an attempt from its plan: batch.sh, task.sh, enter.sh and roles.sh.
 
-The same input gives the same bytes. task.sh and enter.sh are the same for all jobs; batch.sh begins with the
-job's data; roles.sh is data only. Every string from a person is quoted (`quoting`); only the commands of the
-job file run as code, as the job's owner. Pure, except that it reads the files in shell/ once.
+The same input gives the same bytes. task.sh and enter.sh are the same for all jobs. batch.sh is the job's data
+followed by code that is the same for all jobs. roles.sh is data only. Every string from a person is quoted
+(`quoting`), so of a job file only the commands run as code, as the job's owner. Pure, except that it reads
+the files in shell/ once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from jobs.plan import Plan
 from jobs.script.batch_script import render_batch_data
 from jobs.script.context import build_context
 from jobs.script.directories import resolve_directories
+from jobs.script.images import filter_image_files
 from jobs.script.paths import ROLE_DATA_FILE, AttemptPaths
 from jobs.script.render_options import RUNTIMES, RenderError, RenderOptions, Runtime
 from jobs.script.role_data import render_role_data
@@ -26,20 +27,11 @@ __all__ = [
     "RUNTIMES",
     "RenderError",
     "RenderOptions",
-    "RenderedJob",
     "Runtime",
     "filter_image_files",
     "render_files",
     "resolve_directories",
 ]
-
-
-@dataclass(frozen=True, slots=True)
-class RenderedJob:
-    """The rendered files of an attempt."""
-
-    batch_script: str
-    files: dict[str, str]  # file name in the attempt's directory → text; includes batch.sh
 
 
 @cache
@@ -57,9 +49,8 @@ def render_files(
     default_image: str = "",
     secrets: Mapping[str, str] | None = None,
     image_logins: Mapping[str, Mapping[str, str]] | None = None,
-    job_name: str = "",
-) -> RenderedJob:
-    """Render the files of an attempt. Raises RenderError.
+) -> dict[str, str]:
+    """Render the files of an attempt: file name in the attempt's directory → text. Raises RenderError.
 
     `secrets` maps the names of secret variables to their values. `image_logins` maps the name of an image in
     the job file to the login of its registry. Both are written to roles.sh only.
@@ -74,18 +65,9 @@ def render_files(
         default_image=default_image,
         image_logins=image_logins or {},
     )
-    batch = render_batch_data(context) + _read_shell_file("batch.sh")
-    files = {
-        "batch.sh": batch,
+    return {
+        "batch.sh": render_batch_data(context) + _read_shell_file("batch.sh"),
         "task.sh": _read_shell_file("task.sh"),
         "enter.sh": _read_shell_file("enter.sh"),
-        ROLE_DATA_FILE: render_role_data(
-            context, user=user, job_name=job_name, secrets=secrets or {}
-        ),
+        ROLE_DATA_FILE: render_role_data(context, user=user, secrets=secrets or {}),
     }
-    return RenderedJob(batch, files)
-
-
-def filter_image_files(names: Collection[str]) -> frozenset[str]:
-    """Select the names of image files from a directory listing, for `RenderOptions.image_files`."""
-    return frozenset(name for name in names if name.endswith((".sif", ".sqsh", ".img")))

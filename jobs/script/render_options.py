@@ -1,7 +1,4 @@
-"""A cluster's settings for rendering scripts, and the error for jobs that its container runtime cannot run.
-
-The options for sbatch are in `batch_script`. Pure.
-"""
+"""A cluster's settings for rendering scripts, and the error for jobs that cannot run with these settings. Pure."""
 
 from __future__ import annotations
 
@@ -21,17 +18,18 @@ class RenderOptions:
 
     runtime: Runtime = "apptainer"
     runtime_program: str = ""  # path of the runtime; empty: the runtime's own name, found on PATH
-    images_dir: str = ""  # the site's directory of image files
+    images_dir: str = ""  # the cluster's directory of image files
     image_files: frozenset[str] = frozenset()  # names of the files in images_dir
     image_aliases: Mapping[str, str] = field(default_factory=dict)  # alias → image name or path
     image_cache_dir: str = "~/.cache/sluice/images"
     grace_s: int = 30  # seconds between SIGTERM and SIGKILL
     mpi: str = "pmix"  # value of srun --mpi for MPI jobs
-    port_low: int = 20000  # first and last port that tasks may get
-    port_high: int = 32767  # Linux uses 32768 to 60999 for outgoing connections by default
-    fs_uri: str = "~"  # value of PAI_DEFAULT_FS_URI in tasks; ~ is the owner's home directory
+    # First and last port that tasks may get. Linux uses 32768 to 60999 for outgoing connections by default.
+    port_low: int = 20000
+    port_high: int = 32767
+    fs_uri: str = "~"  # value of PAI_DEFAULT_FS_URI in tasks; ~: the owner's home directory
     requeue: bool = True  # whether Slurm may requeue jobs (sbatch --requeue)
-    # Apptainer's option that makes GPUs available in containers.
+    # Option of Apptainer and Singularity that makes GPUs available in containers.
     gpu_option: Literal["--nv", "--rocm", ""] = "--nv"
     site_binds: tuple[str, ...] = ()  # directories of the nodes that are mounted in every container
 

@@ -1,7 +1,8 @@
-"""Renders roles.sh: everything that task.sh needs to know of a job and its roles, as data in bash syntax.
+"""Renders roles.sh: the data of a job and its roles that task.sh needs, in bash syntax.
 
-The file has settings, ports, mounts, environment variables, commands and registry logins, and may hold the
-values of secrets. It consists of quoted words and calls of the functions in shell/task.sh. Pure.
+The file contains settings, ports, mounts, environment variables, commands and registry logins, and may contain
+the values of secrets. It consists of assignments and of calls of functions in shell/task.sh, with quoted
+words. Pure.
 """
 
 from __future__ import annotations
@@ -40,9 +41,7 @@ _STRICT_SHELL_LINES = (
 )
 
 
-def render_role_data(
-    context: RenderContext, *, user: str, job_name: str, secrets: Mapping[str, str]
-) -> str:
+def render_role_data(context: RenderContext, *, user: str, secrets: Mapping[str, str]) -> str:
     options, paths = context.options, context.paths
     lines = [
         f"# Data of job {context.spec.job_name}, attempt {paths.attempt}, for task.sh. It may hold the values of secrets.",
@@ -52,7 +51,7 @@ def render_role_data(
         f"grace_s={context.grace_s} # between SIGTERM and SIGKILL",
         f"is_debug={int(context.spec.is_debug)}",
         f"task_count={context.spec.task_count} # of all roles",
-        f"port_low={options.port_low} port_high={options.port_high} ports_per_task={_ports_per_task(context)}",
+        f"port_low={options.port_low} port_high={options.port_high} ports_per_task={_count_ports_per_task(context)}",
         f"runtime={options.runtime} runtime_program={quote_path(context.runtime_program)} gpu_option={quote(options.gpu_option)}",
         render_exit_codes(*_TASK_EXIT_CODES),
         "mounts=( # source, target, rw or ro",
@@ -66,7 +65,7 @@ def render_role_data(
         *render_case_function("role_settings", _list_role_settings(context)),
         "",
         "# Environment variables. If a name occurs twice, the last value counts. task.sh explains the parts of a template.",
-        *_render_variables(context, user=user, job_name=job_name, secrets=secrets),
+        *_render_variables(context, user=user, secrets=secrets),
         "",
         *render_case_function(
             "role_commands",
@@ -93,10 +92,11 @@ def _render_logins(logins: Mapping[str, Mapping[str, str]]) -> list[str]:
 # Settings
 
 
-def _ports_per_task(context: RenderContext) -> int:
-    """The number of ports of the port range that each task searches for free ones.
+def _count_ports_per_task(context: RenderContext) -> int:
+    """Count the ports of the cluster's port range in which a task begins its search for free ports.
 
-    It is four times the ports that a task needs, or the ports that it needs if the range is too small for that.
+    The count is four times the ports that a task needs. If the range is too small for that, it is the ports that
+    a task needs.
     """
     requested = max(
         sum(p.port_number for p in list_task_ports(r) if not p.begin_at)
@@ -130,42 +130,43 @@ def _render_settings(context: RenderContext, first_task: int, role: RolePlan) ->
 
 
 def _render_variables(
-    context: RenderContext, *, user: str, job_name: str, secrets: Mapping[str, str]
+    context: RenderContext, *, user: str, secrets: Mapping[str, str]
 ) -> list[str]:
     spec = context.spec
     runtime = build_runtime_variables(spec)
     static = build_static_variables(
         spec,
         user=user,
-        job_name=job_name,
         fs_uri=context.options.fs_uri,
         training_id=context.paths.job_uuid,
     )
     directories = {name: quote_path(value) for name, value in context.dirs.variables.items()}
-    words = [
-        {name: quote(value) for name, value in {**secrets, **static[role.name]}.items()}
-        | directories
+    # One list per role: lines that set the variables that are known before the job runs.
+    static_lines = [
+        [
+            f"variable {name} {word}"
+            for name, word in {
+                **{name: quote(value) for name, value in {**secrets, **static[role.name]}.items()},
+                **directories,
+            }.items()
+        ]
         for role in spec.task_roles
     ]
-    common = dict(set.intersection(*(set(by_name.items()) for by_name in words)))
+    common_lines = set(static_lines[0]).intersection(*static_lines)
     cases = [
         (
             index,
             [
-                *(
-                    f"variable {name} {word}"
-                    for name, word in by_name.items()
-                    if name not in common
-                ),
+                *(line for line in lines if line not in common_lines),
                 *(_render_template(variable) for variable in runtime.by_role[role.name]),
             ],
         )
-        for index, (role, by_name) in enumerate(zip(spec.task_roles, words, strict=True))
+        for index, (role, lines) in enumerate(zip(spec.task_roles, static_lines, strict=True))
     ]
     before = [
         *(_render_template(variable) for variable in runtime.shared),
         *(_render_family(family) for family in runtime.families),
-        *(f"variable {name} {word}" for name, word in words[0].items() if name in common),
+        *(line for line in static_lines[0] if line in common_lines),
     ]
     return render_case_function("role_variables", cases, before=before)
 
@@ -186,11 +187,11 @@ def render_parts(expression: Expression) -> str:
         if isinstance(part, LiteralText) and words and words[-1].startswith("="):
             words[-1] += part.text
         else:
-            words.append(encode_part(part))
+            words.append(_encode_part(part))
     return " ".join(quote(word) for word in words)
 
 
-def encode_part(part: ExpressionPart) -> str:
+def _encode_part(part: ExpressionPart) -> str:
     """Encode one part of an expression as an argument of `expand` in shell/task.sh."""
     match part:
         case LiteralText(text):

@@ -16,10 +16,11 @@ STOP_SIGNAL = "USR2"
 class ScriptExit(IntEnum):
     """Exit codes of batch.sh, task.sh and enter.sh.
 
-    The command of a job may exit with the same number; the task's `reason` is then empty.
+    A command of a job may exit with the same number. `TaskState.reason` tells the cases apart: it is empty if the
+    number comes from the job's command.
     """
 
-    START_FAILED = 200  # reason start_failed: the attempt's directory is not usable
+    START_FAILED = 200  # reason start_failed: the attempt's directory cannot be read or written
     IMAGE_MISSING = 201  # reason image_missing: the image does not exist; not retried
     IMAGE_FAILED = 202  # reason image_failed: the image could not be fetched or unpacked
     MOUNT_MISSING = 203  # reason mount_missing: a directory of the job does not exist; not retried
@@ -35,13 +36,9 @@ def render_exit_codes(*codes: ScriptExit) -> str:
     return " ".join(f"exit_{code.name.lower()}={code.value}" for code in codes)
 
 
-# Reasons with which a retry would fail again.
-PERMANENT_REASONS = frozenset({"image_missing", "mount_missing"})
-
-
 @dataclass(frozen=True, slots=True)
 class TaskState:
-    """The last state file of one task. Fields that are not known yet are empty or None."""
+    """The content of one task's state file. Values that are not known yet are empty or None."""
 
     role: str
     index: int
@@ -53,18 +50,15 @@ class TaskState:
     gpus: tuple[str, ...] = ()
     step: str = ""
     pid: int | None = None
-    # Where the output since the last requeue begins in the task's log, in bytes.
-    log_offset: int = 0
+    log_offset: int = (
+        0  # size of the task's log when the task started, in bytes; 0 before any requeue
+    )
     started: float | None = None
     ended: float | None = None
     exit_code: int | None = None
     signal: int | None = None
     reason: str = ""
     image: str = ""
-
-    @property
-    def succeeded(self) -> bool:
-        return self.state == "ended" and self.exit_code == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +77,7 @@ class ScriptResult:
     @property
     def is_permanent(self) -> bool:
         """True if a retry would fail the same way."""
-        return self.reason in PERMANENT_REASONS
+        return self.reason in ("image_missing", "mount_missing")
 
 
 def _parse_pairs(text: str) -> dict[str, str]:

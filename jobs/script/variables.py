@@ -27,34 +27,26 @@ from jobs.script.expressions import (
 )
 from jobs.script.framework_variables import build_framework_variables
 
-# Every task has these two ports in addition to those in its role's portList.
-IMPLICIT_PORTS = (Port(label="http"), Port(label="ssh"))
-
 
 def list_task_ports(role: TaskRole) -> tuple[Port, ...]:
-    """List all ports of a task of this role, including http and ssh."""
-    entries = {port.label for port in role.port_list}
-    implicit = tuple(port for port in IMPLICIT_PORTS if port.label not in entries)
-    return (*implicit, *role.port_list)
+    """List all ports of a task of this role: http and ssh, which every task has, and those in the portList."""
+    labels = {port.label for port in role.port_list}
+    implicit_ports = (Port(label=label) for label in ("http", "ssh") if label not in labels)
+    return (*implicit_ports, *role.port_list)
 
 
 def variable_name_forms(name: str) -> tuple[str, ...]:
-    """List the forms of a role's or port's name that variable names contain.
+    """List the forms of a role's or port's name that are used in names of variables.
 
-    One form has only lower-case letters and digits; if the name itself can be part of a variable name, it is
-    the other form.
+    There is always a form with only lower-case letters and digits. If the name itself can be part of a
+    variable's name, it is used too.
     """
-    bare = to_identifier(name)
-    return (name, bare) if is_identifier(name) and name != bare else (bare,)
-
-
-def to_octopus_name(name: str) -> str:
-    """Convert a role's name to its form in Octopus' variables: task0 → TASK0, ps-server → PS_SERVER."""
-    return "".join(c if c.isalnum() and c.isascii() else "_" for c in name).upper()
+    plain_form = to_identifier(name)
+    return (name, plain_form) if is_identifier(name) and name != plain_form else (plain_form,)
 
 
 def _format_completion_count(spec: JobSpec, count: int | None) -> str:
-    # For a completion rule that is not set, OpenPAI v1 sets the variable to empty text, v2 to -1.
+    # If the job file does not set a completion rule, OpenPAI v1 sets the variable to an empty string, v2 to -1.
     unset = "-1" if spec.imported_from == "openpai-v2" else ""
     return unset if count is None else str(count)
 
@@ -64,15 +56,14 @@ def _format_resources(role: TaskRole) -> str:
 
 
 def build_job_variables(
-    spec: JobSpec, *, user: str, job_name: str = "", fs_uri: str = "", training_id: str = ""
+    spec: JobSpec, *, user: str, fs_uri: str = "", training_id: str = ""
 ) -> dict[str, str]:
     """Build the variables that have the same value in every task of the job and are known before it runs."""
-    name = job_name or spec.job_name
     roles = ",".join(role.name for role in spec.task_roles)
     role_count, task_count = str(len(spec.task_roles)), str(spec.task_count)
     values = {
-        "PAI_JOB_NAME": name,
-        "PAI_FRAMEWORK_NAME": name,
+        "PAI_JOB_NAME": spec.job_name,
+        "PAI_FRAMEWORK_NAME": spec.job_name,
         "PAI_USER_NAME": user,
         "PAI_USERNAME": user,
         "PAI_DEFAULT_FS_URI": fs_uri,
@@ -90,7 +81,7 @@ def build_job_variables(
         "PAI_TASK_ROLE_INSTANCES": ",".join(
             f"{role.name}:{index}" for role in spec.task_roles for index in range(role.task_number)
         ),
-        "TRAINING_ID": training_id or name,
+        "TRAINING_ID": training_id or spec.job_name,
     }
     for position, role in enumerate(spec.task_roles):
         for form in variable_name_forms(role.name):
@@ -102,17 +93,18 @@ def build_job_variables(
             values[f"PAI_MIN_SUCCEEDED_TASK_COUNT_{form}"] = _format_completion_count(
                 spec, role.min_succeeded_task_count
             )
-        for form in octopus_role_names(position, role):
+        for form in _octopus_name_forms(position, role):
             values[f"VC_{form}_NUM"] = str(role.task_number)
     return values
 
 
-def octopus_role_names(position: int, role: TaskRole) -> tuple[str, ...]:
-    """List the forms of a role in Octopus' variables: by its number (TASK0), as in Octopus, and by its name."""
-    return tuple(dict.fromkeys((f"TASK{position}", to_octopus_name(role.name))))
+def _octopus_name_forms(position: int, role: TaskRole) -> tuple[str, ...]:
+    """List the forms of a role in Octopus' variables: its number (TASK0), as in Octopus, and its name (PS_SERVER)."""
+    name = "".join(c if c.isalnum() and c.isascii() else "_" for c in role.name).upper()
+    return tuple(dict.fromkeys((f"TASK{position}", name)))
 
 
-def build_role_variables(spec: JobSpec, role: TaskRole) -> dict[str, str]:
+def _build_role_variables(spec: JobSpec, role: TaskRole) -> dict[str, str]:
     """Build the variables that have the same value in every task of one role and are known before the job runs."""
     position = spec.task_roles.index(role)
     number = str(role.task_number)
@@ -141,11 +133,6 @@ def build_role_variables(spec: JobSpec, role: TaskRole) -> dict[str, str]:
     }
 
 
-def merge_user_variables(spec: JobSpec, role: TaskRole) -> dict[str, str]:
-    """Merge the variables that the job file sets for the job and for the role; the role's take precedence."""
-    return {**spec.job_env_texts, **role.env_texts}
-
-
 def build_directory_variables(
     spec: JobSpec,
     *,
@@ -157,9 +144,9 @@ def build_directory_variables(
     attempt: str,
     fs_uri: str,
 ) -> dict[str, str]:
-    """Build the variables with the job's directories, under OpenPAI's and FfDL's names.
+    """Build the variables whose values are the job's directories, under OpenPAI's and FfDL's names.
 
-    FfDL's names are common words, such as DATA_DIR. If the job file sets one of them, its value is kept.
+    FfDL's names are common words, such as DATA_DIR. A variable of FfDL that the job file sets is left out.
     """
     result = output or work
     ffdl_values = {
@@ -171,38 +158,35 @@ def build_directory_variables(
         "LOG_DIR": f"{attempt}/logs",
         "JOB_STATE_DIR": attempt,
     }
-    job_values = set(spec.job_envs).union(*(role.env for role in spec.task_roles))
+    names_in_job_file = set(spec.job_envs).union(*(role.env for role in spec.task_roles))
     return {
         "PAI_DATA_DIR": data,
         "PAI_OUTPUT_DIR": output,
         "PAI_CODE_DIR": code,
         "PAI_WORK_DIR": work,
         "PAI_DEFAULT_FS_URI": fs_uri,
-        **{name: value for name, value in ffdl_values.items() if name not in job_values},
+        **{name: value for name, value in ffdl_values.items() if name not in names_in_job_file},
     }
 
 
 def build_static_variables(
-    spec: JobSpec, *, user: str, job_name: str = "", fs_uri: str = "", training_id: str = ""
+    spec: JobSpec, *, user: str, fs_uri: str = "", training_id: str = ""
 ) -> dict[str, dict[str, str]]:
-    """Build all variables that are known before the job runs, by role name.
+    """Build all variables that are known before the job runs: role name → variables.
 
     If Sluice and the job file both set a variable, Sluice's value is used for names with a reserved prefix,
     and the job file's value for others, because names such as GPU_COUNT are common words.
     """
-    shared = build_job_variables(
-        spec, user=user, job_name=job_name, fs_uri=fs_uri, training_id=training_id
-    )
+    shared = build_job_variables(spec, user=user, fs_uri=fs_uri, training_id=training_id)
     result = {}
     for role in spec.task_roles:
-        sluice_values = {**shared, **build_role_variables(spec, role)}
-        job_values = merge_user_variables(spec, role)
-        kept_values = {
+        sluice_values = {**shared, **_build_role_variables(spec, role)}
+        job_file_values = {
             name: value
-            for name, value in job_values.items()
+            for name, value in {**spec.job_env_texts, **role.env_texts}.items()
             if name not in sluice_values or not name.startswith(RESERVED_PREFIXES)
         }
-        result[role.name] = {**sluice_values, **kept_values}
+        result[role.name] = {**sluice_values, **job_file_values}
     return result
 
 
@@ -216,7 +200,7 @@ def substitute_paths(spec: JobSpec, *, user: str, fs_uri: str = "") -> JobSpec:
     """Substitute variables in the spec's paths: directories, authFile and sources of mounts.
 
     The variables are $PAI_DEFAULT_FS_URI, $PAI_JOB_NAME, $PAI_USER_NAME, $PAI_USERNAME and $USER. A leading
-    $HOME becomes ~, which the scripts replace on the node.
+    $HOME becomes ~, which the scripts replace by the home directory on the node.
     """
     values = {
         "PAI_DEFAULT_FS_URI": fs_uri.rstrip("/"),
@@ -247,10 +231,9 @@ def substitute_paths(spec: JobSpec, *, user: str, fs_uri: str = "") -> JobSpec:
 class RuntimeVariables:
     """Variables that depend on the hosts and ports of tasks; task.sh computes their values."""
 
-    shared: tuple[Variable, ...]  # the same in every task
-    families: tuple[
-        VariableFamily, ...
-    ]  # one variable for each task of a role; every task gets all of them
+    # Every task gets `shared` and `families`, with the same values.
+    shared: tuple[Variable, ...]
+    families: tuple[VariableFamily, ...]
     # Role name → variables that only tasks of this role get, including the framework's.
     by_role: dict[str, tuple[Variable, ...]]
 
@@ -258,25 +241,25 @@ class RuntimeVariables:
 def build_runtime_variables(spec: JobSpec) -> RuntimeVariables:
     framework_values = build_framework_variables(spec)
     return RuntimeVariables(
-        shared=tuple(_shared_variables(spec)),
-        families=tuple(family for role in spec.task_roles for family in _task_families(role)),
+        shared=tuple(_build_shared_variables(spec)),
+        families=tuple(family for role in spec.task_roles for family in _build_task_families(role)),
         by_role={
-            role.name: (*_current_task_variables(role), *framework_values[role.name])
+            role.name: (*_build_current_task_variables(role), *framework_values[role.name])
             for role in spec.task_roles
         },
     )
 
 
-def _shared_variables(spec: JobSpec) -> Iterator[Variable]:
+def _build_shared_variables(spec: JobSpec) -> Iterator[Variable]:
     for position, role in enumerate(spec.task_roles):
         with_port: Expression = (HostList(role.name, "http"),)
         for form in variable_name_forms(role.name):
             yield Variable(f"PAI_TASK_ROLE_{form}_HOST_LIST", with_port)
-        for form in octopus_role_names(position, role):
+        for form in _octopus_name_forms(position, role):
             yield Variable(f"VC_{form}_HOSTS", (HostList(role.name),))
 
 
-def _task_families(role: TaskRole) -> Iterator[VariableFamily]:
+def _build_task_families(role: TaskRole) -> Iterator[VariableFamily]:
     for form in variable_name_forms(role.name):
         yield VariableFamily(role.name, f"PAI_HOST_IP_{form}_", "", (CurrentHost(),))
         for port in list_task_ports(role):
@@ -289,7 +272,7 @@ def _task_families(role: TaskRole) -> Iterator[VariableFamily]:
                 )
 
 
-def _current_task_variables(role: TaskRole) -> Iterator[Variable]:
+def _build_current_task_variables(role: TaskRole) -> Iterator[Variable]:
     index: Expression = (CurrentIndex(),)
     for name in (
         "PAI_CURRENT_TASK_ROLE_CURRENT_TASK_INDEX",

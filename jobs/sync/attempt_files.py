@@ -16,7 +16,7 @@ from jobs.actions import load_spec
 from jobs.models import Job
 from jobs.plan import Plan
 from jobs.script.paths import AttemptPaths
-from jobs.script.render import RenderedJob, RenderOptions, filter_image_files, render_files
+from jobs.script.render import RenderOptions, filter_image_files, render_files
 from jobs.store import secrets as job_secrets
 from jobs.store.cluster_render_options import build_render_options
 
@@ -78,8 +78,8 @@ def load_render_options(cluster: Cluster, unix_user: str) -> RenderOptions:
 
 def render_attempt(
     job: Job, paths: AttemptPaths, *, unix_user: str, options: RenderOptions
-) -> RenderedJob:
-    """Render the files of one attempt. Raises RenderError, SecretsUnreadable."""
+) -> dict[str, str]:
+    """Render the files of one attempt: file name → text. Raises RenderError, SecretsUnreadable."""
     return render_files(
         Plan.from_json(job.plan),
         load_spec(job),
@@ -92,13 +92,15 @@ def render_attempt(
     )
 
 
-def build_attempt_files(job: Job, paths: AttemptPaths, rendered: RenderedJob) -> list[FileToWrite]:
+def build_attempt_files(
+    job: Job, paths: AttemptPaths, rendered: dict[str, str]
+) -> list[FileToWrite]:
     """Build the files to write, with paths relative to the work root.
 
     The empty file logs/.keep creates the directory logs/, which must exist for `sbatch --output`.
     """
     prefix = paths.dir.removeprefix(paths.work_root.rstrip("/") + "/")
-    texts = {**rendered.files, "job.json": json.dumps(job.spec, ensure_ascii=False, indent=1)}
+    texts = {**rendered, "job.json": json.dumps(job.spec, ensure_ascii=False, indent=1)}
     return [
         FileToWrite(f"{prefix}/{name}", text.encode("utf-8", errors="surrogateescape"))
         for name, text in sorted(texts.items())

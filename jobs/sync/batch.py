@@ -38,7 +38,7 @@ from jobs.lifecycle.submit_outcomes import (
 )
 from jobs.models import Attempt, Job, Task
 from jobs.script.paths import AttemptPaths
-from jobs.script.render import RenderedJob, RenderError
+from jobs.script.render import RenderError
 from jobs.store.secrets import SecretsUnreadable
 from jobs.sync.attempt_files import build_attempt_files, load_render_options, render_attempt
 from jobs.sync.code import stage_code
@@ -59,7 +59,7 @@ class PendingSubmission:
     job: Job
     attempt: Attempt
     paths: AttemptPaths
-    rendered: RenderedJob
+    rendered: dict[str, str]  # file name in the attempt's directory → text
     is_new: bool  # the attempt's row is not committed yet
 
 
@@ -227,7 +227,7 @@ class Batch:
                 number=number,
                 unix_user=unix_user,
                 work_dir=paths.dir,
-                script=rendered.batch_script,
+                script=rendered["batch.sh"],
             )
             is_new = attempt is None
             self._pending.append(PendingSubmission(job, attempt_row, paths, rendered, is_new))

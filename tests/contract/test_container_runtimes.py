@@ -73,7 +73,7 @@ class FakeSlurmNode:
         self, job: dict[str, Any], runtime: str, expected_stderr: str = ""
     ) -> tuple[int, list[list[str]]]:
         rendered = render_job(job, self.paths, runtime=runtime, grace_s=1)
-        for path, text in rendered.files.items():
+        for path, text in rendered.items():
             file = Path(self.paths.path_to(path))
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text)
@@ -115,9 +115,9 @@ def option_values(argv: list[str], option: str) -> list[str]:
 def check_outcome(node: FakeSlurmNode, code: int) -> None:
     assert code == 3
     assert Path(node.paths.task_log("w", 0)).read_text() == "it's `me` 0\n"
-    state = parse_task_state(Path(node.paths.task_state("w", 0)).read_text())
+    state = parse_task_state(Path(node.paths.path_to("tasks", "w-0.state")).read_text())
     assert (state.state, state.exit_code, state.host) == ("ended", 3, "n1")
-    result = parse_script_result(Path(node.paths.script_result).read_text())
+    result = parse_script_result(Path(node.paths.path_to("result")).read_text())
     assert (result.outcome, result.rule, result.role, result.index) == (
         "failed",
         "min_failed",

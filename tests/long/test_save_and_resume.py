@@ -85,7 +85,7 @@ def test_10_time_limits_of_60_s_and_10_of_300_s(batch_harness: BatchHarness) -> 
     for job in jobs:
         job.wait_until(
             "the end of the program",
-            lambda job=job: Path(job.paths.script_result).exists(),  # type: ignore[misc]
+            lambda job=job: Path(job.paths.path_to("result")).exists(),  # type: ignore[misc]
             420,
         )
     assert count_saved(jobs) == 20

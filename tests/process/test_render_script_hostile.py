@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from jobs.plan import PlanError
 from jobs.script.paths import AttemptPaths
-from jobs.script.render import RUNTIMES, RenderedJob, RenderError
+from jobs.script.render import RUNTIMES, RenderError
 from tests.example_counts import scale_examples
 from tests.unit.jobs.rendering import SHELL, TASK_FUNCTIONS, render_job
 
@@ -104,7 +104,7 @@ def job(rng: random.Random) -> dict[str, Any]:
     }
 
 
-def render_batch(seed: int, root: Path) -> list[tuple[dict[str, Any], RenderedJob, Path]]:
+def render_batch(seed: int, root: Path) -> list[tuple[dict[str, Any], dict[str, str], Path]]:
     """Generate one batch of job files and render those that are accepted."""
     rng = random.Random(seed)
     accepted = []
@@ -119,11 +119,11 @@ def render_batch(seed: int, root: Path) -> list[tuple[dict[str, Any], RenderedJo
     return accepted
 
 
-def check_syntax(rendered: list[RenderedJob], root: Path) -> None:
+def check_syntax(rendered: list[dict[str, str]], root: Path) -> None:
     """Parse all scripts with one `bash -n`, each wrapped in a function."""
     parts = []
     for number, rendered_job in enumerate(rendered):
-        for path, text in rendered_job.files.items():
+        for path, text in rendered_job.items():
             if path in ("batch.sh", "roles.sh"):
                 text = text.removesuffix(BATCH_FUNCTIONS)
                 parts.append(f"f{number}() {{\n:\n{text}\n}}\n")
@@ -138,7 +138,7 @@ def _port_labels(role: dict[str, Any]) -> list[str]:
 
 
 def check_environment_and_arguments(
-    accepted: list[tuple[dict[str, Any], RenderedJob, Path]], root: Path
+    accepted: list[tuple[dict[str, Any], dict[str, str], Path]], root: Path
 ) -> None:
     """Run the functions of task.sh, then enter.sh, for the first task of each job, all in one bash."""
     functions = root / "task_functions.sh"
@@ -146,7 +146,7 @@ def check_environment_and_arguments(
     driver = ["export HOME=/h SLURM_PROCID=0 SLURMD_NODENAME=n1\n"]
     for raw, rendered_job, attempt_dir in accepted:
         attempt_dir.mkdir(parents=True)
-        (attempt_dir / "roles.sh").write_text(rendered_job.files["roles.sh"])
+        (attempt_dir / "roles.sh").write_text(rendered_job["roles.sh"])
         peers = [
             f"{role['name']} {index} n1 10.0.0.1 "
             + "".join(f"{label}:20000;" for label in ("http", "ssh", *_port_labels(role)))

@@ -32,7 +32,7 @@ def test_rendered_scripts_pass_shellcheck(tmp_path: Path) -> None:
     for number, (job, runtime) in enumerate(chosen):
         login = {"username": "$u", "password": "`p` '"}
         logins = {str(job["image"]): login} if runtime == "apptainer" else {}
-        for path, text in render_job(job, runtime=runtime, image_logins=logins).files.items():
+        for path, text in render_job(job, runtime=runtime, image_logins=logins).items():
             file = tmp_path / f"{number}-{path}"
             file.write_text(text)
             scripts.append(str(file))

@@ -19,17 +19,15 @@ from jobs.script.expressions import (
     Expression,
     HostList,
     LiteralText,
-    TaskAddresses,
     TaskHost,
     TaskPort,
-    evaluate_expression,
-    evaluate_family,
 )
 from jobs.script.paths import AttemptPaths
 from jobs.script.quoting import quote
 from jobs.script.role_data import render_parts
 from jobs.script.variables import build_runtime_variables, build_static_variables, list_task_ports
 from tests.example_counts import scale_examples
+from tests.unit.jobs.evaluation import TaskAddresses, evaluate_expression, evaluate_family
 from tests.unit.jobs.rendering import TASK_FUNCTIONS, format_peers, render_job
 from tests.unit.jobs.strategies import texts
 
@@ -167,7 +165,7 @@ def test_shell_expands_the_variables_of_every_framework(tmp_path: Path, strategy
             expected[variable.name] = evaluate_expression(
                 variable.value, addresses, role=role.name, index=index
             )
-        actual = expand_in_shell(tmp_path, position, index, rendered.files["roles.sh"], addresses)
+        actual = expand_in_shell(tmp_path, position, index, rendered["roles.sh"], addresses)
         assert {name: actual.get(name) for name in expected} == expected
         assert actual["PAI_DEFAULT_FS_URI"] == "/h"
         assert actual["_sluice_command"] == "true"

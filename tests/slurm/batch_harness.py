@@ -105,11 +105,11 @@ class SubmittedAttempt:
         return path.read_text(errors="replace") if path.exists() else ""
 
     def state(self, role: str, index: int = 0) -> TaskState | None:
-        path = Path(self.paths.task_state(role, index))
+        path = Path(self.paths.path_to("tasks", f"{role}-{index}.state"))
         return parse_task_state(path.read_text()) if path.exists() else None
 
     def script_result(self) -> ScriptResult:
-        return parse_script_result(Path(self.paths.script_result).read_text())
+        return parse_script_result(Path(self.paths.path_to("result")).read_text())
 
     def wait_for_output(self, role: str, index: int = 0, text: str = "up") -> None:
         self.wait_until(f"{text} from {role}-{index}", lambda: text in self.log_text(role, index))
@@ -150,9 +150,7 @@ class BatchHarness:
             **options,
         }
         rendered = render_files(created, spec, paths, user=USER, options=RenderOptions(**chosen))
-        self.write(
-            paths.dir, {**rendered.files, **{f"code/{k}": v for k, v in (files or {}).items()}}
-        )
+        self.write(paths.dir, {**rendered, **{f"code/{k}": v for k, v in (files or {}).items()}})
         if slurm_conf:
             script = Path(paths.batch_script)
             script.write_text(
@@ -184,7 +182,7 @@ class BatchHarness:
             job.command("scancel", job.slurm_job_id)
         for job in self.jobs:
             job.wait_for_end()
-            shutil.rmtree(job.paths.job_dir, ignore_errors=True)
+            shutil.rmtree(Path(job.paths.dir).parent, ignore_errors=True)
 
 
 @pytest.fixture

@@ -260,7 +260,7 @@ def test_stop_sends_sigterm_to_the_task_process_once(
     assert text.count("SIGTERM") == 1
     assert ("saved" in text) == (seconds == "1")
     assert took_s < 15
-    job.wait_until("the result", lambda: Path(job.paths.script_result).exists(), 10)
+    job.wait_until("the result", lambda: Path(job.paths.path_to("result")).exists(), 10)
     assert job.script_result().outcome == "stopped"
 
 
@@ -310,7 +310,7 @@ def test_tasks_get_sigterm_before_the_time_limit(batch_harness: BatchHarness, li
         update = ["scontrol", "update", f"JobId={job.slurm_job_id}", "TimeLimit=1"]
         subprocess.run(update, env=job.cluster.env, check=True)
         job.command("scancel", "--batch", "--signal=USR1", job.slurm_job_id)
-    job.wait_until("the result", lambda: Path(job.paths.script_result).exists(), 70)
+    job.wait_until("the result", lambda: Path(job.paths.path_to("result")).exists(), 70)
     assert (job.script_result().outcome, job.script_result().rule) == ("failed", "time_limit")
     assert job.log_text("w").count("SIGTERM") == 1
     assert "saved" in job.log_text("w")
@@ -388,7 +388,7 @@ def test_debug_holds_a_failed_task_until_release(batch_harness: BatchHarness) ->
 
     job.wait_until("the debug state", is_in_debug_state)
     assert job.slurm()[0] == "RUNNING"
-    Path(job.paths.release_marker).touch()
+    Path(job.paths.path_to("release")).touch()
     assert job.wait_for_end() == ("FAILED", "7:0")
 
 

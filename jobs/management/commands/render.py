@@ -74,7 +74,7 @@ class Command(BaseCommand):
             default_image=rules.default_image,
         )
         self.stdout.write(_format_plan(job_plan))
-        files = rendered.files if options["all"] else {"batch.sh": rendered.batch_script}
+        files = rendered if options["all"] else {"batch.sh": rendered["batch.sh"]}
         for path, text in files.items():
             self.stdout.write(f"\n======== {path}\n{text}")
 

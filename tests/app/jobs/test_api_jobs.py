@@ -409,7 +409,7 @@ def test_image_login_is_written_to_role_data_only(alice: Client, scenario: Scena
     for job in Job.objects.all():
         options = RenderOptions(image_cache_dir="/cache")
         paths = AttemptPaths("/w", str(job.pk), 1)
-        files = render_attempt(job, paths, unix_user="alice", options=options).files
+        files = render_attempt(job, paths, unix_user="alice", options=options)
         assert "registry.lab/x:1 reader 'it'\"'\"'s secret'" in files["roles.sh"]
         assert "has_image_logins=1" in files["batch.sh"]
         assert files["roles.sh"].count("s secret") == 1  # not exported to the tasks

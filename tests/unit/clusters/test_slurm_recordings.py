@@ -340,7 +340,9 @@ def test_config_version_and_ping_are_parsed(load_recording):
         ("submit_limit", True, "waiting and running job"),
     ],
 )
-def test_rejected_submission_has_text_and_retryability(load_recording, name, retryable, expected_text):
+def test_rejected_submission_has_text_and_retryability(
+    load_recording, name, retryable, expected_text
+):
     result = load_recording(f"submit_refused_{name}")
     error = classify_submit_failure(result.exit_code, result.error_text)
     assert isinstance(error, SubmitRejected)

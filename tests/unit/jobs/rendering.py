@@ -10,9 +10,9 @@ from typing import Any
 from clusters.capacity import Capacity, GpuCount, NamespaceRules, Node, Partition
 from jobs.jobfile import JobSpec
 from jobs.plan import plan
-from jobs.script.expressions import TaskAddresses
 from jobs.script.paths import AttemptPaths
-from jobs.script.render import RenderedJob, RenderOptions, render_files
+from jobs.script.render import RenderOptions, render_files
+from tests.unit.jobs.evaluation import TaskAddresses
 
 
 def _node(name: str, gpu_type: str = "", gpus: int = 0) -> Node:
@@ -56,7 +56,7 @@ def render_job(
     paths: AttemptPaths = PATHS,
     image_logins: Mapping[str, Mapping[str, str]] | None = None,
     **options: Any,
-) -> RenderedJob:
+) -> dict[str, str]:
     spec = JobSpec.model_validate(job)
     job_plan = plan(spec, RULES, CAPACITY)
     return render_files(

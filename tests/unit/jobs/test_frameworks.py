@@ -1,4 +1,4 @@
-"""Environment variables of each framework, evaluated by the reference evaluator, and `build_roles`."""
+"""Environment variables of each framework, evaluated in Python, and `build_roles`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 
 from jobs.jobfile import Framework, JobSpec, Port, TaskRole
 from jobs.jobfile.frameworks import STRATEGIES, FrameworkError, build_roles, find_strategy
-from jobs.script.expressions import TaskAddresses, evaluate_expression
 from jobs.script.framework_variables import build_framework_variables, uses_srun_mpi
+from tests.unit.jobs.evaluation import TaskAddresses, evaluate_expression
 
 
 def job(framework: str, strategy: str = "", **counts: int) -> JobSpec:

@@ -11,7 +11,7 @@ import pytest
 
 from clusters.capacity import Capacity, GpuCount, NamespaceRules, Node, Partition
 from jobs.jobfile import JobSpec
-from jobs.plan import Plan, PlanError, can_start_now, describe_plan, plan
+from jobs.plan import Plan, PlanError, describe_plan, find_start_obstacles, plan
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 HOUR = 3600
@@ -241,7 +241,7 @@ def test_down_nodes_add_a_note_but_do_not_reject() -> None:
     down = cluster(node("c1", usable=False, state="down"), cpu="c1")
     job_plan = plan(job({}), replace(RULES, partitions=("cpu",)), down)
     assert [note.code for note in job_plan.notes] == ["nodes_down"]
-    assert not can_start_now(job_plan, down).can_start
+    assert find_start_obstacles(job_plan, down)
 
 
 @pytest.mark.parametrize(
@@ -260,13 +260,12 @@ def test_obstacles_to_an_immediate_start_are_listed(
 ) -> None:
     rules = NamespaceRules("x", ("cpu",))
     job_plan = plan(spec, rules, cluster(node("c1"), node("c2"), cpu="c1,c2"))
-    check = can_start_now(job_plan, cluster(node("c1", **busy), node("c2", **busy), cpu="c1,c2"))
-    assert [note.code for note in check.obstacles] == codes
-    assert check.can_start == (not codes)
+    capacity = cluster(node("c1", **busy), node("c2", **busy), cpu="c1,c2")
+    assert [note.code for note in find_start_obstacles(job_plan, capacity)] == codes
 
 
 def test_busy_gpus_are_reported() -> None:
     job_plan = plan(job({"gpuNumber": 2, "gpuType": "a100"}), RULES, CAPACITY)
     busy = cluster(node("g1", gpus="a100:4:3"), gpu="g1")
-    (obstacle,) = can_start_now(job_plan, busy).obstacles
+    (obstacle,) = find_start_obstacles(job_plan, busy)
     assert obstacle.message == "gpu has 1 GPUs of type a100 free; the job needs 2."

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jobs.script.images import ResolvedImage, resolve_image
-from jobs.script.render import RUNTIMES, RenderedJob, RenderError
+from jobs.script.render import RUNTIMES, RenderError, RenderOptions, Runtime
 from jobs.script.task_state import parse_script_result, parse_task_state
 from tests.unit.jobs.rendering import render_job
 
@@ -46,10 +46,10 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-def join_files(job: RenderedJob, *, variables: bool) -> str:
+def join_files(files: dict[str, str], *, variables: bool) -> str:
     """Concatenate all files; replace the content of constant files by their paths."""
     parts = []
-    for path, text in job.files.items():
+    for path, text in files.items():
         if path == "roles.sh" and not variables:
             # The variables are the same for every runtime; one golden file contains them.
             text = re.sub(r"(?s)role_variables\(\) \{\n.*?\n\}\n", "role_variables() { … }\n", text)
@@ -82,14 +82,14 @@ def test_script_length_is_independent_of_task_count() -> None:
     def count_lines(tasks: int) -> dict[str, int]:
         roles = [{**WORKER, "name": "worker", "taskNumber": tasks, "gpuNumber": 0}]
         job = {**COMMON, "framework": "pytorch", "taskRoles": roles}
-        return {path: text.count("\n") for path, text in render_job(job).files.items()}
+        return {path: text.count("\n") for path, text in render_job(job).items()}
 
     assert count_lines(2) == count_lines(32)
 
 
 def test_job_is_rendered_to_four_files() -> None:
     """`build_attempt_files` adds job.json and logs/.keep: six files per attempt."""
-    assert sorted(render_job(LAYOUTS["packed"]).files) == [
+    assert sorted(render_job(LAYOUTS["packed"])) == [
         "batch.sh",
         "enter.sh",
         "roles.sh",
@@ -101,12 +101,12 @@ def test_enroot_rejects_paths_with_spaces() -> None:
     job = {**LAYOUTS["simple"], "dataDir": "/data/my files"}
     with pytest.raises(RenderError, match="/data/my files"):
         render_job(job, runtime="enroot")
-    assert "'/data/my files'" in render_job(job, runtime="apptainer").files["roles.sh"]
+    assert "'/data/my files'" in render_job(job, runtime="apptainer")["roles.sh"]
 
 
 def test_short_jobs_request_no_signal_before_the_time_limit() -> None:
     long, short = (
-        render_job({**LAYOUTS["simple"], "timeLimit": limit}).batch_script for limit in ("1h", "4m")
+        render_job({**LAYOUTS["simple"], "timeLimit": limit})["batch.sh"] for limit in ("1h", "4m")
     )
     assert "--signal=B:USR1@30" in long
     assert "--signal" not in short.split("# ----")[0]
@@ -133,17 +133,16 @@ def test_short_jobs_request_no_signal_before_the_time_limit() -> None:
     ],
 )
 def test_image_name_resolves_to_a_file_or_a_registry_image(
-    name: str, runtime: str, expected: ResolvedImage
+    name: str, runtime: Runtime, expected: ResolvedImage
 ) -> None:
-    found = resolve_image(
-        name,
+    options = RenderOptions(
         runtime=runtime,
         images_dir="/images",
-        files={"busybox.sif", "org_app_1.0.sif", "tensorflow.sif"},
-        aliases={"tf": "/images/tensorflow.sif"},
-        cache_dir="~/c",
+        image_files=frozenset({"busybox.sif", "org_app_1.0.sif", "tensorflow.sif"}),
+        image_aliases={"tf": "/images/tensorflow.sif"},
+        image_cache_dir="~/c",
     )
-    assert found == expected
+    assert resolve_image(name, options) == expected
 
 
 def test_task_state_and_script_result_are_parsed_or_rejected() -> None:

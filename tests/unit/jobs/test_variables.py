@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from jobs.jobfile import JobSpec, Port, TaskRole
-from jobs.script.expressions import TaskAddresses, evaluate_expression, evaluate_family
 from jobs.script.variables import (
     build_directory_variables,
     build_runtime_variables,
@@ -11,6 +10,7 @@ from jobs.script.variables import (
     list_task_ports,
     variable_name_forms,
 )
+from tests.unit.jobs.evaluation import TaskAddresses, evaluate_expression, evaluate_family
 
 SPEC = JobSpec(
     job_name="mnist",
