@@ -47,7 +47,7 @@ class Lease:
     def acquire(cls, cluster: Cluster, holder: str) -> Lease | None:
         """Take the lease if it is free, expired or already held by `holder`. Return None if another engine holds it."""
         EngineLease.objects.get_or_create(cluster=cluster)
-        available = Q(expires_at__isnull=True) | Q(expires_at__lt=Now()) | Q(holder=holder)
+        available = Q(expires_at__isnull=True) | Q(expires_at__lte=Now()) | Q(holder=holder)
         updated = EngineLease.objects.filter(available, cluster=cluster).update(
             holder=holder, fence=F("fence") + 1, expires_at=Now() + timedelta(seconds=LEASE_TTL_S)
         )
