@@ -1,6 +1,6 @@
 """Types of values in a job file: names, paths, numbers, durations, values of environment variables.
 
-Each is a pydantic annotation with a validator, which has the message for invalid values. Pure.
+Each type is a pydantic annotation with a validator, which raises the message for invalid values. Pure.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _NOT_ALNUM = re.compile(r"[^A-Za-z0-9]")
 
 def validation_error(code: str, message: Message, **params: Any) -> PydanticCustomError:
     """Build the error that a validator raises for an invalid value."""
-    # pydantic fills its template from the context. The message is a value of the context, so that braces in it are
-    # not taken for a template.
+    # pydantic replaces {name} in its template by values of the context. The message is passed as such a value, because
+    # braces in it must not be replaced.
     return PydanticCustomError(
         "sluice_" + code,
         "{message}",
@@ -53,7 +53,7 @@ def validation_error(code: str, message: Message, **params: Any) -> PydanticCust
 
 
 def _require_text(value: Any, what: str = "") -> str:
-    if isinstance(value, bool) or not isinstance(value, str):
+    if not isinstance(value, str):
         raise validation_error(
             "text_type",
             _("must be %(what)s, not %(kind)s.", what=what or _("text"), kind=describe_type(value)),
@@ -86,6 +86,10 @@ def _require_line(value: Any, *, limit: int) -> str:
     text = _require_text(value)
     if _CONTROL_CHARACTER.search(text):
         raise validation_error("control", _("must not contain control characters or line breaks."))
+    return _limit_length(text, limit)
+
+
+def _limit_length(text: str, limit: int) -> str:
     if len(text) > limit:
         raise validation_error(
             "too_long",
@@ -99,17 +103,7 @@ def _require_line(value: Any, *, limit: int) -> str:
 
 
 def _validate_text(value: Any) -> str:
-    text = _require_text(value)
-    if len(text) > MAX_TEXT_CHARS:
-        raise validation_error(
-            "too_long",
-            _(
-                "must have at most %(limit)s characters; it has %(count)s.",
-                limit=MAX_TEXT_CHARS,
-                count=len(text),
-            ),
-        )
-    return text
+    return _limit_length(_require_text(value), MAX_TEXT_CHARS)
 
 
 def _validate_job_name(value: Any) -> str:
@@ -237,11 +231,7 @@ def _validate_parameter_key(value: Any) -> str:
 
 
 def _parse_integer(value: Any) -> int:
-    if isinstance(value, bool) or value is None:
-        raise validation_error(
-            "whole_number", _("must be a whole number, not %(kind)s.", kind=describe_type(value))
-        )
-    if isinstance(value, int):
+    if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return int(value)
@@ -352,12 +342,16 @@ def parse_duration(value: Any) -> int:
     if isinstance(value, str):
         text = re.sub(r"\s+", "", value[:100]).lower()
         if clock := _CLOCK_DURATION.fullmatch(text):
-            part = {key[0]: int(found or 0) for key, found in clock.groupdict().items() if found}
-            seconds = sum(_SECONDS_PER_UNIT[unit] * number for unit, number in part.items())
+            # The first letter of a group's name (h, h2, …) is the unit.
+            seconds = sum(
+                _SECONDS_PER_UNIT[group[0]] * int(number)
+                for group, number in clock.groupdict().items()
+                if number
+            )
         elif text and (units := _UNIT_DURATION.fullmatch(text)):
             seconds = sum(
-                _SECONDS_PER_UNIT[unit] * int(found or 0)
-                for unit, found in units.groupdict().items()
+                _SECONDS_PER_UNIT[unit] * int(number or 0)
+                for unit, number in units.groupdict().items()
             )
         elif re.fullmatch(r"\d{1,12}", text):
             seconds = int(text)

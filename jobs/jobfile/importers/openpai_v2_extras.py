@@ -8,12 +8,10 @@ from typing import Any
 
 from core.messages import msg
 from jobs.jobfile.errors import Loc
-from jobs.jobfile.importers.draft import Draft, SiteCatalog
-from jobs.jobfile.importers.placeholders import (
-    format_scalar,
-)
+from jobs.jobfile.importers.draft import NOT_SUPPORTED, Draft, SiteCatalog
+from jobs.jobfile.importers.placeholders import format_scalar
 
-PLUGINS_KEY = "com.microsoft.pai.runtimeplugin"
+_PLUGINS_KEY = "com.microsoft.pai.runtimeplugin"
 
 RenderCommands = Callable[[Any, Loc, Mapping[str, Any]], list[str]]
 
@@ -42,11 +40,11 @@ class ExtrasImporter:
         draft = self.draft
         extras = dict(draft.as_mapping(self.source.get("extras"), ("extras",)))
         for index, entry in enumerate(
-            draft.as_list(extras.pop(PLUGINS_KEY, None), ("extras", PLUGINS_KEY))
+            draft.as_list(extras.pop(_PLUGINS_KEY, None), ("extras", _PLUGINS_KEY))
         ):
             self._import_plugin(
-                draft.as_mapping(entry, ("extras", PLUGINS_KEY, index)),
-                ("extras", PLUGINS_KEY, index),
+                draft.as_mapping(entry, ("extras", _PLUGINS_KEY, index)),
+                ("extras", _PLUGINS_KEY, index),
             )
         for index, entry in enumerate(
             draft.as_list(extras.pop("storages", None), ("extras", "storages"))
@@ -175,7 +173,7 @@ class ExtrasImporter:
         if section.get("sshbarrier"):
             self.draft.add_warning(
                 (*source_loc, "parameters", "sshbarrier"),
-                msg("import.ffdl.no-meaning-ignored", "is not supported and is ignored."),
+                NOT_SUPPORTED,
             )
 
     def _import_tensorboard_plugin(
