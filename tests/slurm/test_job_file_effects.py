@@ -152,3 +152,29 @@ def test_slurm_allocates_the_resources_of_the_job(batch_harness: BatchHarness) -
     assert {"cpu": "1", "node": "1", "gres/gpu:v100": "1"}.items() <= tres[1].items(), tres
     hosts = {state.host for state in (job.state("w", 0), job.state("w", 1)) if state}
     assert len(hosts) == 2
+
+
+@pytest.mark.proves("taskRoles[].image")
+def test_roles_run_in_their_own_images(batch_harness: BatchHarness) -> None:
+    job = batch_harness.submit(
+        {
+            "image": "busybox",
+            "taskRoles": [
+                {"name": "a", "command": "ls /bin/busybox"},
+                {"name": "b", "image": "python", "command": "ls /usr/bin/python3"},
+            ],
+        }
+    )
+    assert job.wait_for_end() == ("COMPLETED", "0:0")
+    assert (job.log_text("a"), job.log_text("b")) == ("/bin/busybox\n", "/usr/bin/python3\n")
+
+
+@pytest.mark.proves("secrets")
+def test_secrets_are_variables_of_the_tasks(batch_harness: BatchHarness) -> None:
+    job = batch_harness.submit(
+        {"secrets": ["TOKEN"], "taskRoles": [{"name": "w", "command": 'echo "<$TOKEN>"'}]},
+        secrets={"TOKEN": "it's secret"},
+    )
+    assert job.wait_for_end() == ("COMPLETED", "0:0")
+    assert job.log_text("w") == "<it's secret>\n"
+    assert "secret" not in Path(job.paths.batch_script).read_text()
