@@ -21,7 +21,7 @@ from django.utils import timezone
 from django.utils.translation import gettext_lazy as _
 
 from clusters import validators
-from clusters.capacity import Capacity, NamespaceRules
+from clusters.capacity import Capacity, NamespaceRules, PricedSize
 from clusters.errors import IdentityRefused
 from clusters.transport.identity import check_uid, check_unix_name
 from core.lookup import CompiledLookup
@@ -311,6 +311,8 @@ class ClusterStatus(models.Model):
     # Names of all accounts and QOS in Slurm, which the pages offer when a namespace is edited.
     accounts = models.JSONField(_("accounts"), default=list, blank=True)
     qos = models.JSONField(_("QOS"), default=list, blank=True)
+    # Names of the files in the cluster's directory of images.
+    image_files = models.JSONField(_("image files"), default=list, blank=True)
     doctor = models.JSONField(_("last check"), default=dict, blank=True)
     doctor_at = models.DateTimeField(_("last check at"), null=True, blank=True)
     # Set by a page to request a check; cleared by the engine when the check starts.
@@ -620,6 +622,15 @@ class ResourceSpec(models.Model):
     def offered_in(cls, namespace: Namespace) -> models.QuerySet[ResourceSpec]:
         """The sizes offered in a namespace."""
         return cls.objects.filter(Q(namespaces=namespace) | Q(namespaces__isnull=True)).distinct()
+
+    @classmethod
+    def list_priced(cls, namespace: Namespace) -> list[PricedSize]:
+        """The sizes offered in a namespace, with their prices, for the planner."""
+        rows = cls.offered_in(namespace).only("cpus", "mem_mib", "gpus", "gpu_type", "price")
+        return [
+            PricedSize(row.cpus, row.mem_mib, row.gpus, row.gpu_type, float(row.price))
+            for row in rows
+        ]
 
 
 class CapacitySnapshot(models.Model):

@@ -50,7 +50,7 @@ class Node:
     gpu_type: str = ""
     gpus: int = 0
     cpus: int = 64
-    mem_mib: int = 256000
+    mem_mib: int = 262144
 
 
 # Sizes of real servers, so that job files written for real clusters run unchanged. Slurm does not compare them with

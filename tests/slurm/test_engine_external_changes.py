@@ -405,7 +405,9 @@ def test_external_changes_to_running_jobs_are_shown(harness: EngineHarness) -> N
     actions.change_time_limit(job=het, by=harness.alice, time_limit_s=1800)
     Namespace.objects.filter(name="v100").update(qos="normal")
     scontrol_update(harness, low, "requeue=0")  # preemption then ends the Slurm job
-    preemptor = harness.job("preemptor", "sleep 600", namespace="v100", role={"cpuNumber": NODE_CPUS - 1})
+    preemptor = harness.job(
+        "preemptor", "sleep 600", namespace="v100", role={"cpuNumber": NODE_CPUS - 1}
+    )
     lost = harness.job("lost", "sleep 600", namespace="v100")
 
     wait_for_reason(harness, suspended, "An administrator has suspended the job.", state="RUNNING")

@@ -53,13 +53,13 @@ MEMBERS = {
 UNIX_USERS = {"alice": "sluice-alice", "bob": "sluice-bob", "carol": "sluice-carol"}
 IMAGE_ALIASES = {"python": "python.sif", "busybox": "busybox.sif"}
 SIZES: list[dict[str, Any]] = [
-    {"name": "cpu-small", "title": "1 CPU, 4 GB", "cpus": 1, "mem_mib": 4000, "price": "0.1"},
-    {"name": "cpu-large", "title": "16 CPU, 64 GB", "cpus": 16, "mem_mib": 64000, "price": "1"},
+    {"name": "cpu-small", "title": "1 CPU, 4 GB", "cpus": 1, "mem_mib": 4096, "price": "0.1"},
+    {"name": "cpu-large", "title": "16 CPU, 64 GB", "cpus": 16, "mem_mib": 65536, "price": "1"},
     {
         "name": "a100-1",
         "title": "1 × A100, 8 CPU, 32 GB",
         "cpus": 8,
-        "mem_mib": 32000,
+        "mem_mib": 32768,
         "gpus": 1,
         "gpu_type": "a100",
         "price": "4",
@@ -69,7 +69,7 @@ SIZES: list[dict[str, Any]] = [
         "name": "a100-8",
         "title": "8 × A100, 64 CPU, 256 GB",
         "cpus": 64,
-        "mem_mib": 256000,
+        "mem_mib": 262144,
         "gpus": 8,
         "gpu_type": "a100",
         "price": "32",
@@ -79,7 +79,7 @@ SIZES: list[dict[str, Any]] = [
         "name": "v100-1",
         "title": "1 × V100, 8 CPU, 32 GB",
         "cpus": 8,
-        "mem_mib": 32000,
+        "mem_mib": 32768,
         "gpus": 1,
         "gpu_type": "v100",
         "price": "2",
