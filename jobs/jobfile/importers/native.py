@@ -75,8 +75,10 @@ def _convert_role_names(draft: Draft) -> None:
     services = draft.document.get("services")
     if renamed and isinstance(services, list):
         draft.document["services"] = [
-            {**row, "role": renamed.get(row.get("role"), row.get("role"))}
-            if isinstance(row, Mapping) and isinstance(row.get("role"), str)
+            {**row, "role": renamed[row["role"]]}
+            if isinstance(row, Mapping)
+            and isinstance(row.get("role"), str)
+            and row["role"] in renamed
             else row
             for row in services
         ]
