@@ -626,11 +626,13 @@ class ResourceSpec(models.Model):
     @classmethod
     def list_priced(cls, namespace: Namespace) -> list[PricedSize]:
         """The sizes offered in a namespace, with their prices, for the planner."""
-        rows = cls.offered_in(namespace).only("cpus", "mem_mib", "gpus", "gpu_type", "price")
-        return [
-            PricedSize(row.cpus, row.mem_mib, row.gpus, row.gpu_type, float(row.price))
-            for row in rows
-        ]
+        # Raw SQL, because every submission needs it and the ORM takes ten times as long to compile the query.
+        with connection.cursor() as cursor:
+            cursor.execute(_PRICED_SIZES_SQL, [namespace.pk])
+            return [
+                PricedSize(cpus, mem_mib, gpus, gpu_type, float(price))
+                for cpus, mem_mib, gpus, gpu_type, price in cursor.fetchall()
+            ]
 
 
 class CapacitySnapshot(models.Model):
@@ -666,6 +668,16 @@ def _parse_capacity(text: str) -> Capacity:
 
 
 _CAPACITY_SQL = f"SELECT data FROM {CapacitySnapshot._meta.db_table} WHERE cluster_id = %s"  # noqa: S608
+_SIZE_TABLE = ResourceSpec._meta.db_table
+_SIZE_NAMESPACE_TABLE = ResourceSpec.namespaces.through._meta.db_table
+# Sizes that no namespace is selected for are offered in all namespaces.
+_PRICED_SIZES_SQL = f"""
+    SELECT cpus, mem_mib, gpus, gpu_type, price FROM {_SIZE_TABLE} s
+    WHERE NOT EXISTS (SELECT 1 FROM {_SIZE_NAMESPACE_TABLE} o WHERE o.resourcespec_id = s.id)
+    OR EXISTS (
+        SELECT 1 FROM {_SIZE_NAMESPACE_TABLE} o WHERE o.resourcespec_id = s.id AND o.namespace_id = %s
+    )
+"""  # noqa: S608
 _ACCOUNT_BY_USER = CompiledLookup(UnixAccount, ("user_id", "cluster_id"))
 _ACCOUNT_BY_UNIX_USER = CompiledLookup(UnixAccount, ("cluster_id", "unix_user"))
 

@@ -461,6 +461,7 @@ RoleTitle = Annotated[
     BeforeValidator(lambda value: _require_line(value, limit=MAX_ROLE_CHARS).strip()),
     WithJsonSchema({"type": "string", "maxLength": MAX_ROLE_CHARS}),
 ]
+MEMORY_SCHEMA = WithJsonSchema({"type": ["integer", "string"], "examples": [4096, "4 GB"]})
 MountSource = Annotated[str, BeforeValidator(_validate_mount_source)]
 MountTarget = Annotated[str, BeforeValidator(_validate_mount_target)]
 EnvName = Annotated[str, BeforeValidator(_validate_env_name)]

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from core.messages import _
 from jobs.jobfile.fields import (
+    MEMORY_SCHEMA,
     Command,
     Duration,
     EnvName,
@@ -100,13 +101,15 @@ class TaskRole(Section):
         description=_("CPU cores of each task."),
         json_schema_extra=form("resources", minimum=1),
     )
-    memory_mb: Annotated[int, bounded_memory(100, 10**9), Field(alias="memoryMB")] = Field(
+    memory_mb: Annotated[
+        int, bounded_memory(100, 10**9), MEMORY_SCHEMA, Field(alias="memoryMB")
+    ] = Field(
         default=100,
         title=_("Memory"),
         description=_("Memory of each task, in MiB or with a unit: 512 MB, 4 GB."),
         json_schema_extra=form("resources", widget="memory", placeholder="4 GB"),
     )
-    shm_mb: Annotated[int, bounded_memory(0, 10**9), Field(alias="shmMB")] = Field(
+    shm_mb: Annotated[int, bounded_memory(0, 10**9), MEMORY_SCHEMA, Field(alias="shmMB")] = Field(
         default=64,
         title=_("Shared memory"),
         description=_(

@@ -60,6 +60,14 @@ def test_cost_follows_price_time_limit_and_duration(scenario: Scenario) -> None:
     assert read(scenario, job)["max_machine_hours"] == 10
 
 
+def test_only_sizes_of_the_namespace_give_a_price(scenario: Scenario) -> None:
+    size = ResourceSpec.objects.get()
+    size.namespaces.set([scenario.private])
+    assert read(scenario, make_job(scenario, name="other"))["max_machine_hours"] is None
+    size.namespaces.add(scenario.lab)
+    assert read(scenario, make_job(scenario, name="own"))["max_machine_hours"] == 20
+
+
 def test_job_that_fits_into_no_size_has_no_price(scenario: Scenario) -> None:
     job = make_job(scenario, taskRoles=[{"name": "w", "command": "true", "cpuNumber": 4}])
     shown = read(scenario, job)
@@ -94,8 +102,12 @@ def test_job_page_shows_estimate_end_cost_and_gpu_hours(scenario: Scenario) -> N
     text = " ".join(client_for(scenario.alice).get(f"/jobs/{job.pk}").content.decode().split())
     assert "<dt>Estimated duration</dt><dd>1 h 30 min</dd>" in text
     assert "<dt>Expected end</dt>" in text
-    assert "<dt>GPU hours</dt><dd>1 / at most 8</dd>" in text
-    assert "<dt>Cost (machine hours)</dt><dd>2.5 / at most 20</dd>" in text
+    # The browser counts on: 2 GPU hours and 5 machine hours per hour.
+    assert 'data-per-hour="2">1</span> / at most 8</dd>' in text
+    assert 'data-per-hour="5">2.5</span> / at most 20</dd>' in text
+    Job.objects.update(state="COMPLETED", ended_at=timezone.now())
+    text = client_for(scenario.alice).get(f"/jobs/{job.pk}").content.decode()
+    assert "<dt>Cost (machine hours)</dt><dd><span>2.5</span> / at most 20</dd>" in text
 
 
 def test_estimate_longer_than_the_time_limit_is_a_warning(scenario: Scenario) -> None:
