@@ -45,7 +45,7 @@ CHINESE: dict[str, str] = {
     "{hours} node hours, no price": "{hours} 节点小时（未定价）",
     "{hours} GPU hours": "{hours} GPU 小时",
     "Expected end": "预计结束",
-    "Estimated duration": "预计时长",
+    "Estimated duration": "预计运行时间",
     "GPU hours": "GPU 小时",
     "Cost": "费用",
     "It could start now.": "现在就可以开始。",
