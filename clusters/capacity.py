@@ -113,6 +113,17 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True)
+class PricedSize:
+    """A size that a namespace offers. `price` is in machine hours per hour, for one task."""
+
+    cpus: int
+    mem_mib: int
+    gpus: int
+    gpu_type: str  # empty: any
+    price: float
+
+
+@dataclass(frozen=True, slots=True)
 class NamespaceRules:
     """The settings of a namespace that the planner needs: partitions, account, QOS, limits. None: no limit."""
 

@@ -19,7 +19,7 @@ from django.utils import timezone
 
 from clusters.access import can_submit
 from clusters.errors import ClusterError
-from clusters.models import Namespace, load_capacity, unix_user_for
+from clusters.models import Namespace, ResourceSpec, load_capacity, unix_user_for
 from core.api.idempotency import get_or_create_for_key
 from core.errors import (
     ActionRefused,
@@ -61,7 +61,7 @@ def plan_job(*, spec: JobSpec, namespace: Namespace) -> Plan:
             ),
             cluster=namespace.cluster.name,
         )
-    return plan(spec, namespace.rules(), capacity)
+    return plan(spec, namespace.rules(), capacity, ResourceSpec.list_priced(namespace))
 
 
 def create_job(
@@ -97,6 +97,7 @@ def create_job(
         cloned_from=cloned_from,
         retry_count=spec.retry_count,
         grace_s=spec.grace_period,
+        estimated_duration_s=spec.estimated_duration,
         has_secrets=bool(secrets or image_logins),
         **_build_plan_columns(job_plan),
         state=JobState.QUEUED.value,
@@ -157,6 +158,7 @@ def _build_plan_columns(job_plan: Plan) -> dict[str, Any]:
         "cpus": totals.cpus,
         "mem_mib": totals.mem_mib,
         "gpus": sum(totals.gpus.values()),
+        "hourly_price": totals.hourly_price,
         "gpu_type": ",".join(sorted(kind for kind in totals.gpus if kind))[:60],
         "node_count": totals.nodes,
         "task_count": totals.tasks,

@@ -139,6 +139,10 @@ class Job(models.Model):
     time_limit_s = models.PositiveIntegerField(_("time limit (s)"), null=True, blank=True)
     # The job file's gracePeriod; None: the cluster's.
     grace_s = models.PositiveIntegerField(_("grace period (s)"), null=True, blank=True)
+    # The job file's estimatedDuration.
+    estimated_duration_s = models.PositiveIntegerField(
+        _("estimated duration (s)"), null=True, blank=True
+    )
     # Time since which neither squeue nor sacct has the job; null while one of them has it.
     lost_since = models.DateTimeField(_("unknown to Slurm since"), null=True, blank=True)
     # Until this time the engine reads the state files of the running tasks, because a person watches the job.
@@ -155,6 +159,8 @@ class Job(models.Model):
     mem_mib = models.PositiveBigIntegerField(_("memory (MiB)"), default=0)
     gpus = models.PositiveIntegerField(_("GPUs"), default=0)
     gpu_type = models.CharField(_("GPU type"), max_length=60, blank=True)
+    # Price of one hour in machine hours, by the sizes at submission; None: a task fits into no size.
+    hourly_price = models.FloatField(_("price per hour"), null=True, blank=True)
     node_count = models.PositiveIntegerField(_("nodes"), default=1)
     task_count = models.PositiveIntegerField(_("tasks"), default=1)
     is_distributed = models.BooleanField(_("distributed"), default=False)

@@ -11,6 +11,7 @@ from typing import Any
 from core.messages import Message, _, join_messages
 from core.translation import translate
 from jobs.jobfile import Problem, SpecWarning
+from jobs.models import Job
 from jobs.plan import Note, Plan, describe_plan
 
 
@@ -57,6 +58,11 @@ def serialize_note(note: Note) -> dict[str, Any]:
 
 def serialize_plan(plan: Plan) -> dict[str, Any]:
     return {**plan.to_json(), "notes": [serialize_note(note) for note in plan.notes]}
+
+
+def list_role_titles(job: Job) -> dict[str, str]:
+    """Return the title of each role of a job by the role's name; empty for a role without one."""
+    return {role["name"]: role.get("title", "") for role in job.spec.get("taskRoles", ())}
 
 
 def format_plan(plan: Plan) -> list[str]:

@@ -20,6 +20,8 @@ from core.lookup import CompiledLookup
 from core.messages import _, join_messages, msg
 from jobs.actions import create_job, plan_job
 from jobs.jobfile import Code, JobSpec, Problem, SpecError, SpecWarning
+from jobs.jobfile.framework_images import read_version
+from jobs.jobfile.frameworks import normalize_framework
 from jobs.jobfile.importers import SiteCatalog, load_document, load_text
 from jobs.models import CodeUpload, Job
 from jobs.plan import Note, Plan, PlanError, find_start_obstacles
@@ -27,6 +29,7 @@ from jobs.script.paths import AttemptPaths
 from jobs.script.render import RenderError, render_files
 from jobs.start_estimate import estimate_start
 from jobs.store.cluster_render_options import build_render_options
+from jobs.store.framework_images import load_framework_images
 
 if TYPE_CHECKING:
     from accounts.models import User
@@ -89,6 +92,8 @@ def parse_submission(
     target, warnings = _resolve_namespace(spec, by)
     if target.name != spec.namespace:
         spec = spec.model_copy(update={"namespace": target.name})
+    spec, version_warnings = _apply_framework_version(spec, target.cluster)
+    warnings += version_warnings
     if code is None and spec.code is not None and spec.code.selector == "codeFile":
         raise SpecError.single(
             "code",
@@ -211,6 +216,80 @@ def _resolve_namespace(spec: JobSpec, by: User) -> tuple[Namespace, list[SpecWar
         code="namespace_unknown",
         value=spec.namespace,
         suggestion=near[0] if near else "",
+    )
+
+
+def _apply_framework_version(spec: JobSpec, cluster: Cluster) -> tuple[JobSpec, list[SpecWarning]]:
+    """Set the job's image to the cluster's image of `framework.version`.
+
+    Raises SpecError if there is no such image, or if an image in the job file states another version.
+    """
+    if spec.framework is None or not spec.framework.version:
+        return spec, []
+    framework, version = normalize_framework(spec.framework.name), spec.framework.version
+    explicit = {"image": spec.image} | {
+        f"taskRoles[{index}].image": role.image for index, role in enumerate(spec.task_roles)
+    }
+    stated = {path: read_version(framework, image) for path, image in explicit.items() if image}
+    conflicts = [path for path, other in stated.items() if other and other != version]
+    if conflicts:
+        raise SpecError(
+            Problem(
+                path,
+                _(
+                    "is %(framework)s %(other)s, but framework.version is %(version)s; remove one of them.",
+                    framework=framework,
+                    other=stated[path],
+                    version=version,
+                ),
+                "version_conflict",
+                value=explicit[path],
+            )
+            for path in conflicts
+        )
+    if spec.image or all(role.image for role in spec.task_roles):
+        unused = [path for path, other in stated.items() if not other]
+        return spec, [_build_unused_version_warning(path, version) for path in unused[:1]]
+    return spec.model_copy(update={"image": _find_framework_image(framework, version, cluster)}), []
+
+
+def _build_unused_version_warning(path: str, version: str) -> SpecWarning:
+    return SpecWarning(
+        "framework.version",
+        msg(
+            "submission.version-unused",
+            "%(path)s names the container image, so %(version)s selects none.",
+            path=path,
+            version=version,
+        ),
+    )
+
+
+def _find_framework_image(framework: str, version: str, cluster: Cluster) -> str:
+    images = [row for row in load_framework_images(cluster) if row.framework == framework]
+    found = next((row.image for row in images if row.version == version), None)
+    if found is not None:
+        return found
+    known = (
+        _("It has: %(versions)s.", versions=", ".join(row.version for row in images))
+        if images
+        else _("It has no image of this framework that states a version; set image instead.")
+    )
+    versions = [row.version for row in images]
+    raise SpecError.single(
+        "framework.version",
+        join_messages(
+            _(
+                "cluster %(cluster)s has no image of %(framework)s %(version)s.",
+                cluster=cluster.name,
+                framework=framework,
+                version=version,
+            ),
+            known,
+        ),
+        code="version_unknown",
+        value=version,
+        suggestion=next(iter(get_close_matches(version, versions, n=1)), ""),
     )
 
 

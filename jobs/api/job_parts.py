@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 
 from django.http import HttpResponse
 from drf_spectacular.utils import OpenApiParameter, extend_schema
@@ -22,6 +23,7 @@ from jobs.files import find_job_attempt
 from jobs.jobfile import dump
 from jobs.lifecycle.reasons import translate_event_data
 from jobs.models import Attempt, Task
+from jobs.presentation import list_role_titles
 from jobs.store.access import find_job
 
 MAX_EVENTS_PER_PAGE = 500
@@ -133,14 +135,16 @@ class JobTaskListView(APIView):
         if number is not None or Attempt.objects.filter(job=job).exists():
             attempt = find_job_attempt(job, number)
             rows = Task.objects.filter(attempt=attempt).order_by("id")
-            tasks = [_serialize_task(row, attempt.number) for row in rows]
+            titles = list_role_titles(job)
+            tasks = [_serialize_task(row, attempt.number, titles) for row in rows]
         return json_response({"items": tasks})
 
 
-def _serialize_task(row: Task, attempt_number: int) -> shapes.TaskShape:
+def _serialize_task(row: Task, attempt_number: int, titles: Mapping[str, str]) -> shapes.TaskShape:
     return {
         "attempt": attempt_number,
         "role": row.role,
+        "role_title": titles.get(row.role, ""),
         "index": row.index,
         "state": row.state,
         "node": row.node,

@@ -204,6 +204,8 @@ def _serialize_preview(job_preview: Preview, may_submit: bool) -> shapes.Preview
         ),
         "expected_start_is_estimate": job_preview.expected_start is not None,
         "machine_hours": plan.totals.machine_hours if plan else None,
+        "gpu_hours": plan.totals.gpu_hours if plan else None,
+        "node_hours": plan.totals.node_hours if plan else None,
         "script": job_preview.script,
     }
 

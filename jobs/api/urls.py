@@ -50,6 +50,7 @@ urlpatterns = [
     path("clusters", catalog.ClusterListView.as_view(), name="clusters"),
     path("capacity", catalog.CapacityView.as_view(), name="capacity"),
     path("specs", catalog.SizeListView.as_view(), name="specs"),
+    path("frameworks", catalog.FrameworkListView.as_view(), name="frameworks"),
     path("me", catalog.CurrentUserView.as_view(), name="me"),
     path("job-file-schema", catalog.JobFileSchemaView.as_view(), name="job-file-schema"),
 ]

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from core.messages import _
 from jobs.jobfile.fields import (
+    MEMORY_SCHEMA,
     Command,
     Duration,
     EnvName,
@@ -26,8 +27,10 @@ from jobs.jobfile.fields import (
     Line,
     Path,
     RoleName,
+    RoleTitle,
     Text,
     bounded_integer,
+    bounded_memory,
     format_env_value,
     parse_bounded_integer,
     validation_error,
@@ -78,6 +81,14 @@ class TaskRole(Section):
         description=_("Name of the role, unique in the job."),
         json_schema_extra=form("role", distributed=True, width="quarter"),
     )
+    title: RoleTitle = Field(
+        default="",
+        title=_("Title"),
+        description=_(
+            "Name shown on pages beside the role's name, in any characters, such as 训练."
+        ),
+        json_schema_extra=form("role", distributed=True, width="quarter"),
+    )
     task_number: Annotated[int, bounded_integer(1, MAX_TASKS)] = Field(
         default=1,
         title=_("Tasks"),
@@ -90,19 +101,21 @@ class TaskRole(Section):
         description=_("CPU cores of each task."),
         json_schema_extra=form("resources", minimum=1),
     )
-    memory_mb: Annotated[int, bounded_integer(100, 10**9), Field(alias="memoryMB")] = Field(
+    memory_mb: Annotated[
+        int, bounded_memory(100, 10**9), MEMORY_SCHEMA, Field(alias="memoryMB")
+    ] = Field(
         default=100,
-        title=_("Memory (MB)"),
-        description=_("Memory of each task, in MiB."),
-        json_schema_extra=form("resources", minimum=100),
+        title=_("Memory"),
+        description=_("Memory of each task, in MiB or with a unit: 512 MB, 4 GB."),
+        json_schema_extra=form("resources", widget="memory", placeholder="4 GB"),
     )
-    shm_mb: Annotated[int, bounded_integer(0, 10**9), Field(alias="shmMB")] = Field(
+    shm_mb: Annotated[int, bounded_memory(0, 10**9), MEMORY_SCHEMA, Field(alias="shmMB")] = Field(
         default=64,
-        title=_("Shared memory (MB)"),
+        title=_("Shared memory"),
         description=_(
-            "Size of /dev/shm of each task in MiB, part of its memory; 0: set by the container runtime."
+            "Size of /dev/shm of each task, in MiB or with a unit; part of its memory. 0: set by the container runtime."
         ),
-        json_schema_extra=form("resources", professional=True, minimum=0),
+        json_schema_extra=form("resources", widget="memory", placeholder="64 MB"),
     )
     gpu_number: Annotated[int, bounded_integer(0, 100_000)] = Field(
         default=0,
@@ -300,7 +313,9 @@ class JobSpec(Section):
     )
     gpu_type: GpuType = Field(
         default="",
+        title=_("GPU type"),
         description=_("GPU type of every role without one of its own; empty: any."),
+        json_schema_extra=form("basics", widget="select"),
     )
     retry_count: Annotated[int, bounded_integer(-2, 1000)] = Field(
         default=0,

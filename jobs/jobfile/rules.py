@@ -14,7 +14,7 @@ from pydantic.alias_generators import to_camel
 
 from core.messages import Message, _
 from jobs.jobfile.errors import Loc
-from jobs.jobfile.fields import parse_duration, to_identifier
+from jobs.jobfile.fields import parse_duration, parse_memory_mib, to_identifier
 
 MAX_ROLES = 100
 MAX_TASKS = 2000
@@ -48,6 +48,14 @@ def _get_number(section: Any, name: str, default: int) -> int | None:
     if isinstance(value, str) and value.strip().isdigit() and len(value) < 16:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _get_memory(section: Any, name: str, default: int) -> int | None:
+    """The MiB in a field that may have a unit; None if the value is not valid."""
+    value = _get_field(section, name)
+    return (
+        parse_memory_mib(value) if isinstance(value, str) else _get_number(section, name, default)
+    )
 
 
 def _get_duration(section: Any, name: str) -> int | None:
@@ -116,7 +124,7 @@ def _check_counts(job: Any, roles: Sequence[Any]) -> Iterator[RuleViolation]:
 
 
 def _check_role(role: Any, loc: Loc) -> Iterator[RuleViolation]:
-    memory, shm = _get_number(role, "memory_mb", 100), _get_number(role, "shm_mb", 64)
+    memory, shm = _get_memory(role, "memory_mb", 100), _get_memory(role, "shm_mb", 64)
     if memory is not None and shm is not None and shm > memory >= 100:
         yield RuleViolation(
             (*loc, "shmMB"),
@@ -227,6 +235,9 @@ def _check_image(job: Any, roles: Sequence[Any]) -> Iterator[RuleViolation]:
         if isinstance(job, Mapping)
         else "image" in job.model_fields_set or job.image
     )
+    # A framework's version names an image of the cluster.
+    framework = _get_field(job, "framework")
+    has_image = has_image or bool(framework and _get_field(framework, "version"))
     if not has_image and not (roles and all(_get_field(role, "image") for role in roles)):
         yield RuleViolation(
             ("image",),

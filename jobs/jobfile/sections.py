@@ -16,6 +16,7 @@ from pydantic.alias_generators import to_camel
 from core.messages import _
 from jobs.jobfile.fields import (
     Flag,
+    FrameworkVersion,
     FreeValue,
     Line,
     MountSource,
@@ -164,6 +165,15 @@ class Framework(Section):
         description=_(
             "How the tasks share the work, such as ps or ddp; empty: the framework's default."
         ),
+    )
+
+    version: FrameworkVersion = Field(
+        default="",
+        title=_("Version"),
+        description=_(
+            "Version of the framework, such as 2.15: the cluster's image of this version is used. Empty: the job's image."
+        ),
+        json_schema_extra=form("row", widget="select"),
     )
 
     @model_validator(mode="before")

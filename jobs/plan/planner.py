@@ -6,10 +6,10 @@ role). Reports all problems at once, each with a suggestion. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from clusters.capacity import Capacity, NamespaceRules, Partition
+from clusters.capacity import Capacity, NamespaceRules, Partition, PricedSize
 from core.messages import join_with_and, msg, msg_plural
 from jobs.jobfile import JobSpec
 from jobs.plan import placement
@@ -32,15 +32,25 @@ from jobs.plan.model import (
     RolePlan,
     Totals,
     format_node_count,
+    multiply_by_hours,
 )
 from jobs.plan.placement import PerNodeAllocation, RoleRequirement
+from jobs.plan.prices import compute_hourly_price
 
 # Partition, indices of the group's roles, and the allocation if roles share nodes, else the number of nodes.
 _PlannedGroup = tuple[Partition, list[int], PerNodeAllocation | int]
 
 
-def plan(spec: JobSpec, rules: NamespaceRules, capacity: Capacity) -> Plan:
-    """Plan a job. Raises PlanError with all problems."""
+def plan(
+    spec: JobSpec,
+    rules: NamespaceRules,
+    capacity: Capacity,
+    sizes: Sequence[PricedSize] = (),
+) -> Plan:
+    """Plan a job. `sizes` are those that the namespace offers; they only give its price.
+
+    Raises PlanError with all problems.
+    """
     state = PlanningState(spec, rules, capacity)
     state.problems.extend(check_task_inputs(spec))
     state.requirements = [build_role_requirement(spec, role) for role in spec.task_roles]
@@ -49,7 +59,7 @@ def plan(spec: JobSpec, rules: NamespaceRules, capacity: Capacity) -> Plan:
         time_limit_s = resolve_time_limit(state)
         found = _choose_layout(state) if check_roles(state) else None
         if found is not None:
-            result = _build_plan(state, *found, time_limit_s)
+            result = _build_plan(state, *found, time_limit_s, sizes)
             _check_limits(state, result.totals)
             if not state.problems:
                 return result
@@ -239,6 +249,7 @@ def _build_plan(
     layout: Layout,
     planned_groups: list[_PlannedGroup],
     time_limit_s: int | None,
+    sizes: Sequence[PricedSize],
 ) -> Plan:
     spec = state.spec
     roles: list[RolePlan] = []
@@ -269,6 +280,7 @@ def _build_plan(
                     gpu_type=requirement.gpu_type,
                     group=group_index,
                     per_node=per_node,
+                    title=role.title,
                 )
             )
         groups.append(
@@ -295,12 +307,17 @@ def _build_plan(
         time_limit_s=time_limit_s,
         roles=tuple(roles),
         groups=tuple(groups),
-        totals=_compute_totals(roles, groups, time_limit_s),
+        totals=_compute_totals(roles, groups, time_limit_s, sizes),
     )
     return replace(plan_without_notes, notes=_build_notes(state, plan_without_notes))
 
 
-def _compute_totals(roles: list[RolePlan], groups: list[Group], time_limit_s: int | None) -> Totals:
+def _compute_totals(
+    roles: list[RolePlan],
+    groups: list[Group],
+    time_limit_s: int | None,
+    sizes: Sequence[PricedSize],
+) -> Totals:
     cpus = mem_mib = 0
     gpus: dict[str, int] = {}
     for group in groups:
@@ -312,9 +329,17 @@ def _compute_totals(roles: list[RolePlan], groups: list[Group], time_limit_s: in
         if group.gpus:
             gpus[group.gpu_type] = gpus.get(group.gpu_type, 0) + group.gpus * multiplier
     nodes = sum(group.nodes for group in groups)
-    hours = None if time_limit_s is None else round(nodes * time_limit_s / 3600, 3)
-    tasks = sum(role.tasks for role in roles)
-    return Totals(tasks, nodes, cpus, mem_mib, gpus, time_limit_s, hours)
+    return Totals(
+        tasks=sum(role.tasks for role in roles),
+        nodes=nodes,
+        cpus=cpus,
+        mem_mib=mem_mib,
+        gpus=gpus,
+        time_limit_s=time_limit_s,
+        node_hours=multiply_by_hours(nodes, time_limit_s),
+        gpu_hours=multiply_by_hours(sum(gpus.values()), time_limit_s),
+        hourly_price=compute_hourly_price(roles, sizes),
+    )
 
 
 def _check_limits(state: PlanningState, totals: Totals) -> None:

@@ -38,6 +38,12 @@ def filter_image_files(names: Collection[str]) -> frozenset[str]:
     return frozenset(name for name in names if name.endswith(_IMAGE_SUFFIXES))
 
 
+def select_runtime_files(names: Collection[str], runtime: str) -> list[str]:
+    """Select the image files that this container runtime can start."""
+    suffix = _IMAGE_SUFFIX_BY_RUNTIME[runtime]
+    return [name for name in names if name.endswith(suffix)]
+
+
 def _list_candidate_files(name: str, runtime: str) -> tuple[str, ...]:
     """List the file names in an image directory that an image's name may refer to, best match first."""
     suffix = _IMAGE_SUFFIX_BY_RUNTIME[runtime]

@@ -31,7 +31,7 @@ from jobs.jobfile.fields import parse_duration
 from jobs.lifecycle.reasons import render_reason_code
 from jobs.models import Attempt, Job, Task
 from jobs.plan import Plan, PlanError
-from jobs.presentation import format_plan, format_problem, serialize_warning
+from jobs.presentation import format_plan, format_problem, list_role_titles, serialize_warning
 from jobs.store.access import can_read_output, find_job
 from jobs.store.listing import find_job_row
 from jobs.web.event_text import describe_event
@@ -101,6 +101,7 @@ def build_live_context(request: HttpRequest, job_id: uuid.UUID) -> dict[str, Any
         "stale": bool(find_stale_clusters([job])),
         "ends_at": compute_limit_end(job, timezone.now()),
         "tasks": tasks[:MAX_TASKS],
+        "role_titles": list_role_titles(row),
         "task_counts": [(state, counts[state]) for state in Task.State.values if counts[state]],
         "tasks_left_out": omitted_count,
         "events": build_timeline(row),
@@ -148,7 +149,11 @@ def job_page(request: HttpRequest, job_id: uuid.UUID) -> HttpResponse:
         "has_output": bool(spec.output_dir) and can_read_output(request.user, job),
         "time_limit_text": format_time_limit(job.time_limit_s) if job.time_limit_s else "",
         "roles": [
-            {"name": role["name"], "count": role.get("taskNumber", 1)}
+            {
+                "name": role["name"],
+                "title": role.get("title", ""),
+                "count": role.get("taskNumber", 1),
+            }
             for role in job.spec["taskRoles"]
         ],
     }

@@ -70,11 +70,12 @@ const picker = document.querySelector("[data-log-picker]");
 
 function fillPicker() {
   const names = [];
-  for (const role of roles) for (let index = 0; index < role.count && names.length < MAX_LOG_NAMES; index += 1) names.push(`${role.name}-${index}`);
-  names.push("batch");
-  document.getElementById("log-names").replaceChildren(...names.map((name) => {
+  for (const role of roles) for (let index = 0; index < role.count && names.length < MAX_LOG_NAMES; index += 1) names.push([`${role.name}-${index}`, role.title]);
+  names.push(["batch", ""]);
+  document.getElementById("log-names").replaceChildren(...names.map(([name, title]) => {
     const option = document.createElement("option");
     option.value = name;
+    option.label = title ? `${name} ${title}` : name;
     return option;
   }));
 }
@@ -84,7 +85,8 @@ function openLog(role, index) {
   if (opened) { opened.scrollIntoView({ block: "nearest" }); return; }
   if (board.children.length >= MAX_OPEN_LOGS) board.firstElementChild.remove();
   const view = document.createElement("log-view");
-  Object.assign(view.dataset, { job: jobId, role, index: String(index), attempt: board.dataset.attempt, closable: "" });
+  const title = roles.find(({ name }) => name === role)?.title ?? "";
+  Object.assign(view.dataset, { job: jobId, role, title, index: String(index), attempt: board.dataset.attempt, closable: "" });
   board.append(view);
 }
 

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from clusters.capacity import Capacity, GpuCount, NamespaceRules, Node, Partition
+from devtools.embedded_cluster import layout
 from jobs.jobfile import JobSpec
 from jobs.plan import Plan, plan
 from jobs.script.paths import AttemptPaths
@@ -32,14 +33,14 @@ USER = "sluice-alice"
 RULES = NamespaceRules("lab", ("cpu", "gpu", "v100"), account="lab")
 
 
-def _node(name: str, gpu_type: str = "", gpus: int = 0) -> Node:
-    counts = (GpuCount(gpu_type, gpus, 0),) if gpus else ()
-    return Node(name, "idle", True, 8, 0, 16000, 0, gpus=counts)
+def _describe_node(node: layout.Node) -> Node:
+    counts = (GpuCount(node.gpu_type, node.gpus, 0),) if node.gpus else ()
+    return Node(node.name, "idle", True, node.cpus, 0, node.mem_mib, 0, gpus=counts)
 
 
 CAPACITY = Capacity(
     datetime(2026, 1, 1, tzinfo=UTC),
-    (_node("n1", "a100", 4), _node("n2", "a100", 4), _node("n3", "v100", 2), _node("n4")),
+    tuple(_describe_node(node) for node in layout.NODES),
     tuple(
         Partition(name, True, False, nodes, 7 * 86400, None)
         for name, nodes in (("gpu", ("n1", "n2")), ("v100", ("n3",)), ("cpu", ("n3", "n4")))

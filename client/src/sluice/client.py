@@ -516,6 +516,12 @@ class Client:
         rows: list[Json] = self.session.json("GET", "clusters")["items"]
         return rows
 
+    def frameworks(self, namespace: str = "") -> Sequence[Json]:
+        """Return the training frameworks with their strategies, and the versions that clusters have images of."""
+        params = {"namespace": namespace} if namespace else {}
+        rows: list[Json] = self.session.json("GET", "frameworks", params=params)["items"]
+        return rows
+
     def specs(self, namespace: str = "") -> Sequence[Json]:
         """Return the named sizes of a task."""
         params = {"namespace": namespace}

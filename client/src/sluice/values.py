@@ -58,8 +58,12 @@ class Job:
     started_at: datetime | None
     ended_at: datetime | None
     expected_start: datetime | None
+    expected_end: datetime | None  # of a running job
     duration_s: int | None
     time_limit_s: int | None
+    estimated_duration_s: int | None
+    gpu_hours: float | None  # of the current attempt
+    machine_hours: float | None  # cost of the current attempt; None: no price
     cpus: int
     mem_mib: int
     gpus: int
@@ -86,8 +90,12 @@ class Job:
             started_at=parse_timestamp(raw.get("started_at")),
             ended_at=parse_timestamp(raw.get("ended_at")),
             expected_start=parse_timestamp(raw.get("expected_start")),
+            expected_end=parse_timestamp(raw.get("expected_end")),
             duration_s=raw.get("duration_s"),
             time_limit_s=raw.get("time_limit_s"),
+            estimated_duration_s=raw.get("estimated_duration_s"),
+            gpu_hours=raw.get("gpu_hours"),
+            machine_hours=raw.get("machine_hours"),
             cpus=int(raw.get("cpus") or 0),
             mem_mib=int(raw.get("mem_mib") or 0),
             gpus=int(raw.get("gpus") or 0),
@@ -120,6 +128,7 @@ def warning_text(row: Any) -> str:
 @dataclass(frozen=True, slots=True)
 class Task:
     role: str
+    role_title: str  # name for people; empty: the role has none
     index: int
     state: str
     node: str
@@ -132,6 +141,7 @@ class Task:
     def from_json(cls, raw: Json) -> Task:
         return cls(
             role=str(raw["role"]),
+            role_title=str(raw.get("role_title") or ""),
             index=int(raw["index"]),
             state=str(raw.get("state", "")),
             node=str(raw.get("node") or ""),
@@ -157,6 +167,10 @@ class Plan:
     problems: tuple[str, ...]
     starts_now: bool | None
     expected_start: datetime | None  # estimate for a job that would wait
+    # At most, if the job uses its whole time limit. `machine_hours` is its cost; None: no price or no time limit.
+    machine_hours: float | None
+    gpu_hours: float | None
+    node_hours: float | None
     raw: Json = field(repr=False, compare=False)
 
     @classmethod
@@ -173,6 +187,9 @@ class Plan:
             problems=tuple(warning_text(row) for row in raw.get("problems") or ()),
             starts_now=raw.get("starts_now"),
             expected_start=parse_timestamp(raw.get("expected_start")),
+            machine_hours=raw.get("machine_hours"),
+            gpu_hours=raw.get("gpu_hours"),
+            node_hours=raw.get("node_hours"),
             raw=raw,
         )
 

@@ -198,6 +198,8 @@ CASES = [
     EndpointCase("GET", "capacity", fixed_path("/capacity"), EVERYONE),
     EndpointCase("GET", "specs", fixed_path("/specs"), EVERYONE),
     EndpointCase("GET", "specs", fixed_path("/specs?namespace=lab"), NAMESPACE_READERS),
+    EndpointCase("GET", "frameworks", fixed_path("/frameworks"), EVERYONE),
+    EndpointCase("GET", "frameworks", fixed_path("/frameworks?namespace=lab"), NAMESPACE_READERS),
     EndpointCase("GET", "me", fixed_path("/me"), EVERYONE),
     EndpointCase("GET", "job-file-schema", fixed_path("/job-file-schema"), EVERYONE),
     EndpointCase("GET", "api-tokens", fixed_path("/tokens"), EVERYONE),

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from jobs.jobfile import SpecError, dump
+from jobs.jobfile.fields import parse_memory_mib
 from jobs.jobfile.importers import LoadResult, SiteCatalog, detect_dialect, load_document, load_text
-from jobs.jobfile.importers.ffdl import parse_memory_mib
 from jobs.jobfile.importers.placeholders import format_scalar, render_template, secret_variable_name
 from jobs.management.import_report import main, render_table
 from jobs.script.variables import substitute_paths
@@ -447,9 +447,9 @@ class TestOctopus:
         ]
         assert main_role.min_succeeded_task_count is None
         assert (other.name, other.env, other.task_number) == ("task1", {"B": 2}, 2)
+        assert (main_role.title, other.title) == ("", "从任务")
         assert set(warnings_by_path(result)) == {
             "algorithmId",
-            "config[1].name",
             "config[1].resourceSpecId",
             "config[1].shareMemory",
         }

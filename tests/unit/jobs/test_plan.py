@@ -142,7 +142,7 @@ def test_packed_nodes_are_equal_and_totals_match_the_request() -> None:
     assert [role.per_node for role in job_plan.roles] == [1, 4]
     assert group.mem_mib == 2048 + 4 * 10002  # rounded up to whole MiB per CPU, 3 CPUs
     assert job_plan.totals.gpus == {"a100": 8}
-    assert (job_plan.totals.nodes, job_plan.totals.machine_hours) == (2, 4.0)
+    assert (job_plan.totals.nodes, job_plan.totals.node_hours) == (2, 4.0)
 
 
 def replace_limit(spec: JobSpec, limit: str) -> JobSpec:

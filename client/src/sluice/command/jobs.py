@@ -188,6 +188,8 @@ def show_plan(job_plan: Plan, script: bool) -> None:
         output.print_message(problem, "red")
     if job_plan.words:
         output.print_text(output.strip_control(job_plan.words))
+    if cost := format_cost(job_plan):
+        output.print_text(t("At most: {cost}", cost=cost))
     if job_plan.ok and job_plan.starts_now:
         output.print_message(t("It could start now."), "green")
     elif job_plan.ok and job_plan.starts_now is False:
@@ -201,6 +203,18 @@ def show_plan(job_plan: Plan, script: bool) -> None:
         output.print_message(
             t("You may not submit to {namespace}.", namespace=job_plan.namespace), "red"
         )
+
+
+def format_cost(job_plan: Plan) -> str:
+    """Format the cost of the whole time limit; empty if the job has no time limit."""
+    parts = []
+    if job_plan.machine_hours is not None:
+        parts.append(t("{hours} machine hours", hours=f"{job_plan.machine_hours:g}"))
+    elif job_plan.node_hours is not None:
+        parts.append(t("{hours} node hours, no price", hours=f"{job_plan.node_hours:g}"))
+    if job_plan.gpu_hours:
+        parts.append(t("{hours} GPU hours", hours=f"{job_plan.gpu_hours:g}"))
+    return " · ".join(parts)
 
 
 def list_jobs(
@@ -345,7 +359,16 @@ def show_job(server_url: str, job: Job, tasks: Sequence[Task]) -> None:
             (t("Started"), output.timestamp_text(job.started_at)),
             (t("Ended"), output.timestamp_text(job.ended_at)),
             (t("Ran"), output.duration_text(job.duration_s)),
+            (t("Expected end"), output.timestamp_text(job.expected_end)),
             (t("Time limit"), output.duration_text(job.time_limit_s)),
+            (t("Estimated duration"), output.duration_text(job.estimated_duration_s)),
+            (t("GPU hours"), f"{job.gpu_hours:g}" if job.gpu_hours else ""),
+            (
+                t("Cost"),
+                t("{hours} machine hours", hours=f"{job.machine_hours:g}")
+                if job.machine_hours
+                else "",
+            ),
             (t("Page"), server_url + str((job.raw.get("links") or {}).get("page", ""))),
         )
     )
@@ -355,7 +378,7 @@ def show_job(server_url: str, job: Job, tasks: Sequence[Task]) -> None:
             (t("TASK"), t("STATE"), t("NODE"), t("EXIT CODE")),
             (
                 (
-                    f"{task.role}-{task.index}",
+                    f"{task.role}-{task.index} {output.strip_control(task.role_title)}".rstrip(),
                     output.task_state_text(task.state),
                     task.node,
                     "" if task.exit_code is None else task.exit_code,
