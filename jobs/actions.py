@@ -38,8 +38,10 @@ from jobs.lifecycle.states import DesiredState, JobState
 from jobs.lifecycle.transitions import QUEUED_REASON, Transition, decide_requeue, decide_stop
 from jobs.models import Attempt, CodeUpload, Job
 from jobs.plan import Plan, plan
+from jobs.script.job_paths import find_path_problems
 from jobs.store import secrets as job_secrets
 from jobs.store.access import JobAction, can, can_remove_files, job_not_found
+from jobs.store.cluster_render_options import build_render_options
 
 if TYPE_CHECKING:
     from accounts.models import User
@@ -61,7 +63,8 @@ def plan_job(*, spec: JobSpec, namespace: Namespace) -> Plan:
             ),
             cluster=namespace.cluster.name,
         )
-    return plan(spec, namespace.rules(), capacity)
+    known = find_path_problems(spec, options=build_render_options(namespace.cluster))
+    return plan(spec, namespace.rules(), capacity, known=known)
 
 
 def create_job(

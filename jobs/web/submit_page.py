@@ -270,7 +270,6 @@ def build_default_document(request: HttpRequest, user: User) -> dict[str, Any]:
         ),
         "namespace": namespace.name if namespace else "default",
         "image": "" if namespace and namespace.default_image else FALLBACK_IMAGE,
-        "timeLimit": "10m",
         "retryCount": 0,
         "taskRoles": [role],
     }
