@@ -18,7 +18,7 @@ from clusters.models import Cluster, Namespace, ResourceSpec, load_capacity, uni
 from core.errors import ClusterNotReady
 from core.lookup import CompiledLookup
 from core.messages import _, join_messages, msg
-from jobs.actions import create_job, plan_job
+from jobs.actions import build_name_warnings, create_job, find_unused_name, plan_job
 from jobs.jobfile import Code, JobSpec, Problem, SpecError, SpecWarning
 from jobs.jobfile.importers import SiteCatalog, load_document, load_text
 from jobs.models import CodeUpload, Job
@@ -65,10 +65,12 @@ def parse_submission(
     code: CodeUpload | None = None,
     name: str = "",
     namespace: str = "",
+    unique_name: bool = False,
 ) -> SubmissionRequest:
     """Parse a job file from `text`, or from `document` if `text` is None.
 
-    `name`, `namespace` and `code` replace the job file's own values. Raises SpecError with all problems found.
+    `name`, `namespace` and `code` replace the job file's own values. With `unique_name` a number is appended to a name
+    that a job of the person has already; without it there is a warning. Raises SpecError with all problems found.
     """
     site = build_site_catalog(by)
     loaded = (
@@ -96,6 +98,17 @@ def parse_submission(
                 "The job file requires uploaded code, but none was sent. Send the archive as “code”, or name an existing upload."
             ),
             code="code_missing",
+        )
+    if unique_name:
+        spec = spec.model_copy(update={"job_name": find_unused_name(by, spec.job_name)})
+    else:
+        warnings += build_name_warnings(by, spec.job_name)
+    if code is not None and spec.code_dir:
+        warnings.append(
+            SpecWarning(
+                "codeDir",
+                msg("submission.code-dir-ignored", "is ignored: the uploaded code is used."),
+            )
         )
     values = {**loaded.secrets, **(secrets or {})}
     logins = _select_logins(spec, {**loaded.image_logins, **(image_logins or {})})

@@ -355,7 +355,7 @@ def check_job_file(user: User, body: Mapping[str, Any]) -> dict[str, Any]:
     result["warnings"] += [
         serialize_warning(warning)
         for warning in submission.warnings
-        if warning.path in ("namespace", "prerequisites")
+        if warning.path in ("namespace", "prerequisites", "jobName", "codeDir")
     ]
     job_preview = preview(by=user, submission=submission)
     result["problems"] = _build_problem_rows(job_preview.problems, lines)
