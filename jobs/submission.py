@@ -5,6 +5,7 @@ The API, templates and pages use this module. It changes rows only through `jobs
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -103,13 +104,7 @@ def parse_submission(
         spec = spec.model_copy(update={"job_name": find_unused_name(by, spec.job_name)})
     else:
         warnings += build_name_warnings(by, spec.job_name)
-    if code is not None and spec.code_dir:
-        warnings.append(
-            SpecWarning(
-                "codeDir",
-                msg("submission.code-dir-ignored", "is ignored: the uploaded code is used."),
-            )
-        )
+    warnings += _build_code_warnings(spec, has_upload=code is not None)
     values = {**loaded.secrets, **(secrets or {})}
     logins = _select_logins(spec, {**loaded.image_logins, **(image_logins or {})})
     if target.cluster.runtime not in RUNTIMES_WITH_REGISTRY_LOGIN:
@@ -225,6 +220,25 @@ def _resolve_namespace(spec: JobSpec, by: User) -> tuple[Namespace, list[SpecWar
         value=spec.namespace,
         suggestion=near[0] if near else "",
     )
+
+
+def _build_code_warnings(spec: JobSpec, *, has_upload: bool) -> Iterator[SpecWarning]:
+    """Warn about a codeDir without effect, and about commands that look for the code in MODEL_DIR, as in FfDL."""
+    if has_upload and spec.code_dir:
+        yield SpecWarning(
+            "codeDir", msg("submission.code-dir-ignored", "is ignored: the uploaded code is used.")
+        )
+    if spec.imported_from == "ffdl" or spec.model_dir or not (has_upload or spec.code_dir):
+        return
+    for index, role in enumerate(spec.task_roles):
+        if re.search(r"\bMODEL_DIR\b", role.command):
+            yield SpecWarning(
+                f"taskRoles[{index}].command",
+                msg(
+                    "submission.model-dir-is-not-the-code",
+                    "MODEL_DIR is the directory for models; the code is in the working directory, PAI_CODE_DIR.",
+                ),
+            )
 
 
 def _validate_secrets(spec: JobSpec, values: Mapping[str, str]) -> dict[str, str]:

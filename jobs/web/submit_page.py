@@ -352,10 +352,11 @@ def check_job_file(user: User, body: Mapping[str, Any]) -> dict[str, Any]:
                 {"path": "code", "message": translate(error.user_message), "code": error.code}
             ]
         }
+    shown = {(row["path"], row["message"]) for row in result["warnings"]}
     result["warnings"] += [
-        serialize_warning(warning)
+        row
         for warning in submission.warnings
-        if warning.path in ("namespace", "prerequisites", "jobName", "codeDir")
+        if ((row := serialize_warning(warning))["path"], row["message"]) not in shown
     ]
     job_preview = preview(by=user, submission=submission)
     result["problems"] = _build_problem_rows(job_preview.problems, lines)
