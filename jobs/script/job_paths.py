@@ -24,8 +24,6 @@ _FIELDS = {
     "model_dir": "modelDir",
 }
 _MOUNTED_FIELDS = ("data_dir", "output_dir", "model_dir")
-# These variables are set from the paths themselves.
-_PATH_RESULTS = ("PAI_DATA_DIR", "PAI_OUTPUT_DIR", "PAI_CODE_DIR")
 _VARIABLE = re.compile(r"\$(?:\{(?P<braced>[^}]*)\}?|(?P<bare>[A-Za-z_][A-Za-z0-9_]*))")
 _LEADING_HOME = re.compile(r"\A\$(?:HOME|\{HOME\})(?=/|\Z)")
 # HDFS accepts one slash, too: hdfs:/path.
@@ -205,7 +203,7 @@ def _build_variables(
     return {
         "USER": identity.user,
         "SLUICE_ATTEMPT": str(identity.attempt),
-        **{name: value for name, value in values.items() if name not in _PATH_RESULTS},
+        **values,
         **{
             name: value
             for name, value in spec.job_env_texts.items()

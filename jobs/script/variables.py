@@ -57,7 +57,10 @@ def _format_resources(role: TaskRole) -> str:
 def build_job_variables(
     spec: JobSpec, *, user: str, fs_uri: str = "", training_id: str = ""
 ) -> dict[str, str]:
-    """Build the variables that have the same value in every task of the job and are known before it runs."""
+    """Build the variables that have the same value in every task of the job and are known before it runs.
+
+    Those whose values are directories are in `build_directory_variables`.
+    """
     roles = ",".join(role.name for role in spec.task_roles)
     role_count, task_count = str(len(spec.task_roles)), str(spec.task_count)
     values = {
@@ -67,9 +70,6 @@ def build_job_variables(
         "PAI_USERNAME": user,
         "PAI_DEFAULT_FS_URI": fs_uri,
         "PAI_VIRTUAL_CLUSTER": spec.namespace,
-        "PAI_DATA_DIR": spec.data_dir,
-        "PAI_OUTPUT_DIR": spec.output_dir,
-        "PAI_CODE_DIR": spec.code_dir,
         "PAI_TASK_ROLE_COUNT": role_count,
         "PAI_TASK_ROLES_NUM": role_count,
         "PAI_JOB_TASK_ROLE_COUNT": role_count,

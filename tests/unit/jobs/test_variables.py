@@ -65,7 +65,6 @@ EXPECTED = {
     "PAI_USERNAME": "alice",
     "PAI_DEFAULT_FS_URI": "",
     "PAI_VIRTUAL_CLUSTER": "vision",
-    "PAI_DATA_DIR": "/data",
     "PAI_TASK_ROLE_COUNT": "2",
     "PAI_TASK_ROLE_LIST": "ps-server,Worker",
     "PAI_TASK_ROLE_TASK_COUNT_Worker": "2",
