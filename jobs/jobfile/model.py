@@ -304,8 +304,8 @@ class JobSpec(Section):
         default="",
         title=_("Model directory"),
         description=_(
-            "Directory for models, /model and MODEL_DIR in the tasks; it is created if it does not exist. Empty: a "
-            "directory of the job's own. In FfDL manifests MODEL_DIR is the code."
+            "Directory for models, MODEL_DIR and /model in the tasks; it is created if it does not exist. Empty: a "
+            "directory of the job's own, which is at /model in Octopus files only. In FfDL manifests MODEL_DIR is the code."
         ),
         json_schema_extra=form(
             "directories",
