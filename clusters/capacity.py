@@ -133,6 +133,7 @@ class NamespaceRules:
     qos: str = ""
     constraint: str = ""
     default_image: str = ""
+    needs_image: bool = True  # tasks run in containers
     default_time_s: int | None = None
     max_time_s: int | None = None
     max_gpus_per_job: int | None = None

@@ -459,6 +459,7 @@ class Namespace(models.Model):
             qos=self.qos,
             constraint=self.constraint,
             default_image=self.default_image,
+            needs_image=self.cluster.runtime != Cluster.Runtime.NONE,
             default_time_s=self.default_time_s,
             max_time_s=self.max_time_s,
             max_gpus_per_job=self.max_gpus_per_job,

@@ -30,16 +30,18 @@ from core.errors import (
     NotAllowed,
 )
 from core.events.records import Actor, record_events
-from core.messages import _
+from core.messages import _, msg
 from jobs.changes import Changes, RequestedEvent, apply_transition
 from jobs.events import JobEventKind, build_job_event, build_state_data
-from jobs.jobfile import JobSpec
+from jobs.jobfile import JobSpec, SpecWarning
 from jobs.lifecycle.states import DesiredState, JobState
 from jobs.lifecycle.transitions import QUEUED_REASON, Transition, decide_requeue, decide_stop
-from jobs.models import Attempt, CodeUpload, Job
+from jobs.models import LIVE_STATE_VALUES, Attempt, CodeUpload, Job
 from jobs.plan import Plan, plan
+from jobs.script.job_paths import find_path_problems
 from jobs.store import secrets as job_secrets
 from jobs.store.access import JobAction, can, can_remove_files, job_not_found
+from jobs.store.cluster_render_options import build_render_options
 
 if TYPE_CHECKING:
     from accounts.models import User
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 WATCH_DURATION_S = 30
 MAX_LABELS = 50
 MIN_TIME_LIMIT_S = 60
+NAME_PATH = "jobName"  # path of warnings about the job's name
 _LABEL_NAME_PATTERN = re.compile(r"[^\x00-\x1f]{1,100}\Z")
 
 
@@ -61,7 +64,9 @@ def plan_job(*, spec: JobSpec, namespace: Namespace) -> Plan:
             ),
             cluster=namespace.cluster.name,
         )
-    return plan(spec, namespace.rules(), capacity, ResourceSpec.list_priced(namespace))
+    known = find_path_problems(spec, options=build_render_options(namespace.cluster))
+    sizes = ResourceSpec.list_priced(namespace)
+    return plan(spec, namespace.rules(), capacity, sizes, known=known)
 
 
 def create_job(
@@ -286,6 +291,9 @@ def clone_job(
     spec = load_spec(job).model_copy(
         update={"job_name": name or find_unused_name(by, job.name), "namespace": target.name}
     )
+    # The warning about the name of the original does not apply to the copy.
+    warnings = [row for row in job.warnings if row.get("path") != NAME_PATH]
+    warnings += [warning.serialize() for warning in build_name_warnings(by, spec.job_name)]
     return create_job(
         by=by,
         spec=JobSpec.model_validate(spec.model_dump(by_alias=True)),
@@ -293,19 +301,49 @@ def clone_job(
         labels=job.labels,
         code_upload=job.code_upload,
         cloned_from=job.pk,
-        warnings=job.warnings,
+        warnings=warnings,
     )
 
 
 def find_unused_name(owner: User, name: str) -> str:
-    """Return `name`, or the name with the first of the suffixes -2, -3 … that no live job of the owner has."""
+    """Return `name`, or the name with the first of the suffixes -2, -3 … that no job of the owner has.
+
+    Names of ended jobs count as used: people find jobs, results and logs by name. Names of deleted jobs are free.
+    """
     base = re.sub(r"-\d{1,4}\Z", "", name)[:240] or name
-    live_jobs = Job.objects.live().filter(owner=owner, name__startswith=base)
-    taken_names = set(live_jobs.values_list("name", flat=True))
+    jobs = Job.objects.not_deleted().filter(owner=owner, name__startswith=base)
+    taken_names = set(jobs.values_list("name", flat=True).distinct())
     if name not in taken_names:
         return name
     candidates = (f"{base}-{number}" for number in itertools.count(2))
     return next(candidate for candidate in candidates if candidate not in taken_names)
+
+
+def build_name_warnings(owner: User, name: str) -> list[SpecWarning]:
+    """Build the warning that a job of the owner has this name already, with the next free name."""
+    states = set(
+        Job.objects.not_deleted()
+        .filter(owner=owner, name=name)
+        .values_list("state", flat=True)
+        .distinct()
+    )
+    if not states:
+        return []
+    free = find_unused_name(owner, name)
+    message = (
+        msg(
+            "submission.name-in-use",
+            "a job of yours with this name has not ended, so a second one is refused; %(free)s is free.",
+            free=free,
+        )
+        if states & set(LIVE_STATE_VALUES)
+        else msg(
+            "submission.name-used-before",
+            "an earlier job of yours has this name; %(free)s is free.",
+            free=free,
+        )
+    )
+    return [SpecWarning(NAME_PATH, message)]
 
 
 def change_time_limit(*, job: Job, by: User, time_limit_s: int) -> Job:
@@ -459,14 +497,17 @@ def _record_event(job: Job, kind: JobEventKind, by: User, data: dict[str, Any]) 
 
 
 def _build_name_taken_error(owner: User, name: str) -> NameTaken:
+    free = find_unused_name(owner, name)
     return NameTaken(
         _(
             "%(owner)s already has a job named %(name)s that has not ended. Choose another "
-            "name, or stop that one first.",
+            "name, such as %(free)s, or stop that one first.",
             owner=owner.get_username(),
             name=name,
+            free=free,
         ),
         name=name,
+        suggestion=free,
     )
 
 

@@ -207,6 +207,11 @@ class Job(models.Model):
             models.Index(
                 fields=["deleted_at"], name="job_deleted", condition=Q(deleted_at__isnull=False)
             ),
+            models.Index(
+                fields=["owner", "name"],
+                name="job_owner_name",
+                condition=Q(deleted_at__isnull=True),
+            ),
         ]
 
     def __str__(self) -> str:

@@ -5,6 +5,7 @@ The API, templates and pages use this module. It changes rows only through `jobs
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -18,7 +19,7 @@ from clusters.models import Cluster, Namespace, ResourceSpec, load_capacity, uni
 from core.errors import ClusterNotReady
 from core.lookup import CompiledLookup
 from core.messages import _, join_messages, msg
-from jobs.actions import create_job, plan_job
+from jobs.actions import build_name_warnings, create_job, find_unused_name, plan_job
 from jobs.jobfile import Code, JobSpec, Problem, SpecError, SpecWarning
 from jobs.jobfile.framework_images import read_version
 from jobs.jobfile.frameworks import normalize_framework
@@ -68,10 +69,12 @@ def parse_submission(
     code: CodeUpload | None = None,
     name: str = "",
     namespace: str = "",
+    unique_name: bool = False,
 ) -> SubmissionRequest:
     """Parse a job file from `text`, or from `document` if `text` is None.
 
-    `name`, `namespace` and `code` replace the job file's own values. Raises SpecError with all problems found.
+    `name`, `namespace` and `code` replace the job file's own values. With `unique_name` a number is appended to a name
+    that a job of the person has already; without it there is a warning. Raises SpecError with all problems found.
     """
     site = build_site_catalog(by)
     loaded = (
@@ -102,6 +105,11 @@ def parse_submission(
             ),
             code="code_missing",
         )
+    if unique_name:
+        spec = spec.model_copy(update={"job_name": find_unused_name(by, spec.job_name)})
+    else:
+        warnings += build_name_warnings(by, spec.job_name)
+    warnings += _build_code_warnings(spec, has_upload=code is not None)
     values = {**loaded.secrets, **(secrets or {})}
     logins = _select_logins(spec, {**loaded.image_logins, **(image_logins or {})})
     if target.cluster.runtime not in RUNTIMES_WITH_REGISTRY_LOGIN:
@@ -291,6 +299,25 @@ def _find_framework_image(framework: str, version: str, cluster: Cluster) -> str
         value=version,
         suggestion=next(iter(get_close_matches(version, versions, n=1)), ""),
     )
+
+
+def _build_code_warnings(spec: JobSpec, *, has_upload: bool) -> Iterator[SpecWarning]:
+    """Warn about a codeDir without effect, and about commands that look for the code in MODEL_DIR, as in FfDL."""
+    if has_upload and spec.code_dir:
+        yield SpecWarning(
+            "codeDir", msg("submission.code-dir-ignored", "is ignored: the uploaded code is used.")
+        )
+    if spec.imported_from == "ffdl" or spec.model_dir or not (has_upload or spec.code_dir):
+        return
+    for index, role in enumerate(spec.task_roles):
+        if re.search(r"\bMODEL_DIR\b", role.command):
+            yield SpecWarning(
+                f"taskRoles[{index}].command",
+                msg(
+                    "submission.model-dir-is-not-the-code",
+                    "MODEL_DIR is the directory for models; the code is in the working directory, PAI_CODE_DIR.",
+                ),
+            )
 
 
 def _validate_secrets(spec: JobSpec, values: Mapping[str, str]) -> dict[str, str]:

@@ -292,7 +292,10 @@ class JobSpec(Section):
     output_dir: Path = Field(
         default="",
         title=_("Output directory"),
-        description=_("Directory for results."),
+        description=_(
+            "Directory for results, RESULT_DIR and PAI_OUTPUT_DIR in the tasks; it is created if it does not exist. "
+            "Empty: a directory of the job's own, which its attempts share."
+        ),
         json_schema_extra=form(
             "directories",
             help=_("Empty: a directory of the job. RESULT_DIR in the tasks."),
@@ -302,14 +305,26 @@ class JobSpec(Section):
     code_dir: Path = Field(
         default="",
         title=_("Code directory"),
-        description=_("Directory with the code; the working directory of the tasks."),
-        json_schema_extra=form("code", placeholder="~/project"),
+        description=_(
+            "Directory with the code, at most 200 MB. It is copied for each attempt; the copy is the working directory "
+            "of the tasks and their /code."
+        ),
+        json_schema_extra=form(
+            "code", help=_("Copied for the job, at most 200 MB."), placeholder="~/project"
+        ),
     )
     model_dir: Path = Field(
         default="",
         title=_("Model directory"),
-        description=_("Directory for models."),
-        json_schema_extra=form("directories", professional=True),
+        description=_(
+            "Directory for models, MODEL_DIR and /model in the tasks; it is created if it does not exist. Empty: a "
+            "directory of the job's own, which is at /model in Octopus files only. In FfDL manifests MODEL_DIR is the code."
+        ),
+        json_schema_extra=form(
+            "directories",
+            professional=True,
+            help=_("Empty: a directory of the job. MODEL_DIR in the tasks."),
+        ),
     )
     gpu_type: GpuType = Field(
         default="",

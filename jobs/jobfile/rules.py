@@ -86,7 +86,6 @@ def find_rule_violations(job: Any) -> Iterator[RuleViolation]:
     yield from _check_counts(job, roles)
     yield from _check_mounts(job)
     yield from _check_services(job, roles)
-    yield from _check_image(job, roles)
     yield from _check_namespace(job)
     yield from _check_grace_period(job)
 
@@ -227,25 +226,6 @@ def _check_services(job: Any, roles: Sequence[Any]) -> Iterator[RuleViolation]:
                 _("is not a role of this job; its roles are %(known)s.", known=known),
                 role,
             )
-
-
-def _check_image(job: Any, roles: Sequence[Any]) -> Iterator[RuleViolation]:
-    has_image = (
-        _get_field(job, "image") is not None
-        if isinstance(job, Mapping)
-        else "image" in job.model_fields_set or job.image
-    )
-    # A framework's version names an image of the cluster.
-    framework = _get_field(job, "framework")
-    has_image = has_image or bool(framework and _get_field(framework, "version"))
-    if not has_image and not (roles and all(_get_field(role, "image") for role in roles)):
-        yield RuleViolation(
-            ("image",),
-            "missing",
-            _(
-                'is required: name a container image, or write "" for the namespace\'s default image.'
-            ),
-        )
 
 
 def _check_namespace(job: Any) -> Iterator[RuleViolation]:

@@ -105,6 +105,14 @@ REASON_MESSAGES: tuple[Message, ...] = (
         "A directory in the job file does not exist on the cluster. See the task's log.",
     ),
     msg(
+        "end.code-too-large",
+        "The code directory has %(size)s MB; at most %(limit)s MB are copied for a job. Put data elsewhere and name it in dataDir or mounts.",
+    ),
+    msg(
+        "end.code-failed",
+        "The code directory could not be copied for the job: %(error)s",
+    ),
+    msg(
         "end.port-taken",
         "The port of task %(task)s was already in use on its node. Set beginAt to 0 for any free port.",
     ),

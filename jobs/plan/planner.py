@@ -6,12 +6,12 @@ role). Reports all problems at once, each with a suggestion. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from clusters.capacity import Capacity, NamespaceRules, Partition, PricedSize
 from core.messages import join_with_and, msg, msg_plural
-from jobs.jobfile import JobSpec
+from jobs.jobfile import JobSpec, Problem
 from jobs.plan import placement
 from jobs.plan.availability import fits_capacity
 from jobs.plan.candidates import (
@@ -22,7 +22,7 @@ from jobs.plan.candidates import (
     resolve_time_limit,
     select_partitions,
 )
-from jobs.plan.environment import check_task_inputs
+from jobs.plan.environment import check_images, check_variables
 from jobs.plan.model import (
     Group,
     Layout,
@@ -46,13 +46,17 @@ def plan(
     rules: NamespaceRules,
     capacity: Capacity,
     sizes: Sequence[PricedSize] = (),
+    *,
+    known: Iterable[Problem] = (),
 ) -> Plan:
     """Plan a job. `sizes` are those that the namespace offers; they only give its price.
 
-    Raises PlanError with all problems.
+    Raises PlanError with all problems, after those that are `known` already.
     """
     state = PlanningState(spec, rules, capacity)
-    state.problems.extend(check_task_inputs(spec))
+    state.problems.extend(known)
+    state.problems.extend(check_variables(spec))
+    state.problems.extend(check_images(spec, rules))
     state.requirements = [build_role_requirement(spec, role) for role in spec.task_roles]
     state.partitions = select_partitions(state)
     if state.partitions:

@@ -12,6 +12,7 @@ from jobs.jobfile import TaskRole
 from jobs.jobfile.fields import format_duration
 from jobs.plan import Group, Plan, RolePlan, describe_plan
 from jobs.script.context import RenderContext
+from jobs.script.directories import MAX_CODE_MIB
 from jobs.script.framework_variables import uses_srun_mpi
 from jobs.script.quoting import quote, quote_path, render_array, render_case_function
 from jobs.script.render_options import RenderError
@@ -147,6 +148,8 @@ _BATCH_EXIT_CODES = (
     ScriptExit.IMAGE_MISSING,
     ScriptExit.IMAGE_FAILED,
     ScriptExit.MOUNT_MISSING,
+    ScriptExit.CODE_TOO_LARGE,
+    ScriptExit.CODE_FAILED,
     ScriptExit.TASK_LOST,
     ScriptExit.LAUNCH_FAILED,
     ScriptExit.STOPPED,
@@ -182,6 +185,7 @@ def render_batch_data(context: RenderContext) -> str:
         *_render_image_data(context),
         render_array("created_dirs", (quote_path(d) for d in context.dirs.created)),
         render_array("required_dirs", (quote_path(d) for d in context.dirs.required)),
+        f"code_source={quote_path(context.dirs.code_source)} code_limit_mib={MAX_CODE_MIB} # copied to code/",
         render_exit_codes(*_BATCH_EXIT_CODES),
         "",
         "# step_options ROLE: sets options, the arguments of the role's srun.",

@@ -58,7 +58,7 @@ def build_context(
 ) -> RenderContext:
     """Resolve the directories, images and registry logins of a job. Raises RenderError.
 
-    The caller has substituted the variables in the paths of `spec` (`substitute_paths`). `image_logins` maps the
+    The caller has resolved the paths of `spec` (`resolve_paths`). `image_logins` maps the
     name of an image in the job file to the login of its registry.
     """
     dirs = resolve_directories(spec, paths, options=options)

@@ -18,10 +18,10 @@ from jobs.script.batch_script import render_batch_data
 from jobs.script.context import build_context
 from jobs.script.directories import resolve_directories
 from jobs.script.images import filter_image_files
+from jobs.script.job_paths import JobIdentity, resolve_paths
 from jobs.script.paths import ROLE_DATA_FILE, AttemptPaths
 from jobs.script.render_options import RUNTIMES, RenderError, RenderOptions, Runtime
 from jobs.script.role_data import render_role_data
-from jobs.script.variables import substitute_paths
 
 __all__ = [
     "RUNTIMES",
@@ -56,7 +56,8 @@ def render_files(
     the job file to the login of its registry. Both are written to roles.sh only.
     """
     options = options or RenderOptions()
-    spec = substitute_paths(spec, user=user, fs_uri=options.fs_uri)
+    identity = JobIdentity(user, paths.job_uuid, paths.attempt)
+    spec = resolve_paths(spec, identity, options=options)
     context = build_context(
         spec,
         plan,

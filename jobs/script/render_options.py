@@ -32,6 +32,8 @@ class RenderOptions:
     port_low: int = 20000
     port_high: int = 32767
     fs_uri: str = "~"  # value of PAI_DEFAULT_FS_URI in tasks; ~: the owner's home directory
+    # Name or URI of a storage → directory of the cluster. URIs in paths of job files are mapped with it.
+    storages: Mapping[str, str] = field(default_factory=dict)
     requeue: bool = True  # whether Slurm may requeue jobs (sbatch --requeue)
     # Option of Apptainer and Singularity that makes GPUs available in containers.
     gpu_option: Literal["--nv", "--rocm", ""] = "--nv"

@@ -28,6 +28,8 @@ class ScriptExit(IntEnum):
     TASK_LOST = 205  # reason lost: the step ended, but the task had not reported its end
     LAUNCH_FAILED = 206  # reason launch_failed: Slurm created no step, no task ran; always retried
     WORK_DIR_MISSING = 207  # the task's working directory does not exist in the container
+    CODE_TOO_LARGE = 210  # reason code_too_large: codeDir is larger than the limit; not retried
+    CODE_FAILED = 211  # reason code_failed: codeDir could not be copied
     STOPPED = 143  # reason stopped: the task or job was stopped
 
 
@@ -73,11 +75,13 @@ class ScriptResult:
     reason: str = ""
     restart_count: int = 0
     ended: float | None = None
+    # A fact for the reason: the size in MiB (code_too_large) or the error message (code_failed).
+    detail: str = ""
 
     @property
     def is_permanent(self) -> bool:
         """True if a retry would fail the same way."""
-        return self.reason in ("image_missing", "mount_missing")
+        return self.reason in ("image_missing", "mount_missing", "code_too_large")
 
 
 def _parse_pairs(text: str) -> dict[str, str]:
@@ -148,4 +152,5 @@ def parse_script_result(text: str) -> ScriptResult:
         reason=values.get("reason", ""),
         restart_count=_parse_int(values.get("restart_count", "")) or 0,
         ended=_parse_seconds(values.get("ended", "")),
+        detail=values.get("detail", ""),
     )

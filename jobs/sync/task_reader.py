@@ -29,6 +29,7 @@ from core.events.records import Actor, NewEvent, record_events
 from jobs.events import JobEventKind, build_job_event
 from jobs.lifecycle.states import FailureKind, Reason, exit_reason
 from jobs.models import Attempt, Task
+from jobs.script.directories import MAX_CODE_MIB
 from jobs.script.task_state import ScriptResult, TaskState, parse_script_result, parse_task_state
 
 logger = logging.getLogger(__name__)
@@ -141,6 +142,11 @@ def interpret_script_result(result: ScriptResult | None) -> tuple[Reason | None,
     }
     if code := reason_codes.get(result.reason):
         return Reason(code, {"task": task}), failure
+    if result.reason == "code_too_large":
+        sizes = {"size": result.detail, "limit": MAX_CODE_MIB}
+        return Reason("end.code-too-large", sizes), failure
+    if result.reason == "code_failed":
+        return Reason("end.code-failed", {"error": result.detail}), failure
     if not task:
         return None, failure
     exit_status_reason = exit_reason(result.exit_code, None)

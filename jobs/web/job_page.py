@@ -146,7 +146,10 @@ def job_page(request: HttpRequest, job_id: uuid.UUID) -> HttpResponse:
         "job_file_json": dump(spec, "json"),
         "warnings": [serialize_warning(warning) for warning in job.warnings],
         "script": context["attempt"].script if context["attempt"] else "",
-        "has_output": bool(spec.output_dir) and can_read_output(request.user, job),
+        # Who may see the job may read its own directories; only the owner those that the job file names.
+        "has_output": not spec.output_dir or can_read_output(request.user, job),
+        "has_model": bool(spec.model_dir and can_read_output(request.user, job))
+        or (not spec.model_dir and spec.imported_from != "ffdl"),
         "time_limit_text": format_time_limit(job.time_limit_s) if job.time_limit_s else "",
         "roles": [
             {

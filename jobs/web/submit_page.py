@@ -61,7 +61,6 @@ FALLBACK_IMAGE = "busybox"
 PLACEHOLDER_FOR_SECRETS = "-"
 DEFAULT_TASK_COUNTS = {"worker": 2}
 # Paths of the warnings that `parse_submission` adds to those of the job file.
-SUBMISSION_WARNING_PATHS = ("namespace", "prerequisites", "framework.version")
 STRATEGY_TITLES = {
     "tensorflow/ps": gettext_lazy("TensorFlow, parameter servers"),
     "tensorflow/multiworker": gettext_lazy("TensorFlow, all-reduce between workers"),
@@ -289,7 +288,6 @@ def build_default_document(request: HttpRequest, user: User) -> dict[str, Any]:
         ),
         "namespace": namespace.name if namespace else "default",
         "image": "" if namespace and namespace.default_image else FALLBACK_IMAGE,
-        "timeLimit": "10m",
         "retryCount": 0,
         "taskRoles": [role],
     }
@@ -372,10 +370,11 @@ def check_job_file(user: User, body: Mapping[str, Any]) -> dict[str, Any]:
                 {"path": "code", "message": translate(error.user_message), "code": error.code}
             ]
         }
+    shown = {(row["path"], row["message"]) for row in result["warnings"]}
     result["warnings"] += [
-        serialize_warning(warning)
+        row
         for warning in submission.warnings
-        if warning.path in SUBMISSION_WARNING_PATHS
+        if ((row := serialize_warning(warning))["path"], row["message"]) not in shown
     ]
     job_preview = preview(by=user, submission=submission)
     result["problems"] = _build_problem_rows(job_preview.problems, lines)

@@ -460,7 +460,7 @@ def test_code_is_uploaded_and_runs(open_page: OpenPage, tmp_path: Path) -> None:
     page = open_page("alice")
     open_submit(page)
     page.fill("#f-jobName", "with-code")
-    role(page, 0).locator("[data-path=command]").fill('sh "$MODEL_DIR/run.sh"')
+    role(page, 0).locator("[data-path=command]").fill('sh "$PAI_CODE_DIR/run.sh"')
     page.select_option("[data-code-source]", "upload")
     page.set_input_files("[data-upload]", archive)
     expect(page.locator("[data-upload-status]")).to_contain_text("uploaded")

@@ -137,10 +137,9 @@ class BatchHarness:
         paths = AttemptPaths(self.root, str(uuid.uuid4()), 1)
         if attempt_of is not None:
             paths = replace(attempt_of.paths, attempt=attempt_of.paths.attempt + 1)
-        code = Path(paths.dir) / "code"
         document = {"jobName": "t", "image": "busybox", "timeLimit": "10m", **job}
-        if files:
-            document["codeDir"] = str(code)
+        if files:  # the engine unpacks uploaded code into the same directory
+            document["code"] = {"selector": "codeFile"}
         spec = JobSpec.model_validate(document)
         created = plan(spec, RULES, CAPACITY)
         images = self.cluster.images

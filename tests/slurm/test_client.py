@@ -401,3 +401,66 @@ def test_outsider_and_read_token_are_rejected(
             reader.stop(job)
     assert "may only read" in caught.value.message
     client.wait(job, timeout=TIMEOUT_S)
+
+
+# --- directories and names ----------------------------------------------------------------------------
+
+
+def test_octopus_job_keeps_its_model_and_its_results(
+    client: sluice.Client, alice: CliUser, sluice_server: RunningSluice, tmp_path: Path
+) -> None:
+    command = 'echo weights >/model/save.pth; echo score >"$PAI_OUTPUT_DIR/score.txt"; echo other >other.txt'
+    octopus = {
+        "name": "octopus-results",
+        "image": "busybox",
+        "config": [{"name": "main", "command": command, "taskNumber": 1}],
+    }
+    job = client.wait(client.submit(octopus, unique_name=True), timeout=TIMEOUT_S)
+    assert job.state == "COMPLETED", job.reason
+    assert [file.name for file in client.files(job, root="model")] == ["save.pth"]
+    client.download_tree(job, tmp_path / "results")
+    assert (tmp_path / "results" / "score.txt").read_text() == "score\n"
+    done = alice.run("download", job.id, "--root", "model", "--filename", "model")
+    assert done.returncode == 0, done.stderr
+    assert (alice.home / "model" / "save.pth").read_text() == "weights\n"
+    # A member of the namespace may read the job's own directories.
+    listed = sluice_server.api("GET", f"jobs/{job.id}/files?root=output", "bob")
+    assert [item["name"] for item in listed.json()["items"]] == ["score.txt"]
+
+
+def test_too_large_code_directory_is_named_in_the_reason(
+    client: sluice.Client, cluster: Any
+) -> None:
+    directory = Path(cluster.dir) / "shared" / "large-code"
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "data.bin").open("wb") as file:
+        file.truncate(512 * 2**20)
+    spec = {**job_file("true", "large-code"), "codeDir": str(directory), "retryCount": 3}
+    job = client.wait(client.submit(spec, unique_name=True), timeout=TIMEOUT_S)
+    assert job.state == "FAILED"
+    assert "513 MB; at most 200 MB" in job.reason.text
+    assert len(client.attempts(job)) == 1  # a retry would fail the same way
+
+
+def test_refused_paths_and_used_names_are_explained(alice: CliUser, client: sluice.Client) -> None:
+    spec = {**job_file("true", "paths"), "dataDir": "hdfs://namenode:9000/set"}
+    path = alice.write("paths.json", json.dumps(spec))
+    planned = alice.run("plan", path)
+    assert planned.returncode == 1
+    assert "hdfs://namenode:9000/set is not a directory of the cluster" in planned.stderr
+    assert "map hdfs://namenode:9000 to a directory" in planned.stderr
+    chinese = alice.run("plan", path, LANG="zh_CN.UTF-8", LC_ALL="zh_CN.UTF-8")
+    assert "不是集群上的目录" in chinese.stderr
+
+    path = alice.write("names.json", json.dumps(job_file("true", "used-name")))
+    first = client.wait(
+        alice.run("submit", path, "--unique-name").stdout.strip(), timeout=TIMEOUT_S
+    )
+    again = alice.run("submit", alice.write("again.json", json.dumps(job_file("true", first.name))))
+    assert again.returncode == 0
+    assert "an earlier job of yours has this name" in again.stderr
+    unique = alice.run("submit", path, "--unique-name")
+    assert "Warning" not in unique.stderr
+    assert client.show(unique.stdout.strip()).name != first.name
+    cloned = client.clone(first)
+    assert cloned.name not in (first.name, client.show(unique.stdout.strip()).name)

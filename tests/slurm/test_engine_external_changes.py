@@ -300,7 +300,7 @@ def small_work_root(harness: EngineHarness, unix_user: str) -> Iterator[Path]:
 
 
 CODE = {
-    "run.sh": (b'#!/bin/sh\nprintf \'%s\\n\' "$PAI_CODE_DIR" "$MODEL_DIR" "$PWD"\n', 0o755),
+    "run.sh": (b'#!/bin/sh\nprintf \'%s\\n\' "$PAI_CODE_DIR" "$PAI_WORK_DIR" "$PWD"\n', 0o755),
     "données/größe 数据.txt": (b"zwei\r\nZeilen\r\n", 0o644),
     "plain.sh": (b"exit 9\n", 0o644),
 }

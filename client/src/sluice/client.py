@@ -128,15 +128,19 @@ class Client:
         name: str = "",
         namespace: str = "",
         secrets: Mapping[str, str] | None = None,
+        unique_name: bool = False,
         key: str = "",
         progress: Progress | None = None,
     ) -> Job:
         """Submit a job file in any supported format, with a directory or archive of code.
 
+        With `unique_name` the server appends a number to a name that a job of yours has already.
         Always sends an Idempotency-Key, so that a repeated request after a lost response creates no second
         job. Pass your own `key` to keep this guarantee after a restart of your program.
         """
         body = self._build_submission(job, code, name, namespace, secrets, progress)
+        if unique_name:
+            body["unique_name"] = True
         return Job.from_json(
             self.session.json("POST", "jobs", json=body, headers=idempotency_headers(key))
         )
@@ -361,7 +365,7 @@ class Client:
         )
 
     def clone(self, job: JobLike, *, name: str = "", namespace: str = "", key: str = "") -> Job:
-        """Submit the same job file as a new job."""
+        """Submit the same job file as a new job. Without `name` the server chooses the next free name."""
         fields = (("name", name), ("namespace", namespace))
         body = {field: value for field, value in fields if value}
         path = f"jobs/{parse_job_id(job)}/clone"
@@ -420,7 +424,7 @@ class Client:
     def files(
         self, job: JobLike, path: str = "", *, root: str = "work", attempt: int | None = None
     ) -> Sequence[File]:
-        """List a directory below the attempt's directory ("work") or the results ("output")."""
+        """List a directory below the attempt's directory ("work"), the results ("output") or the models ("model")."""
         params = {"path": path, "root": root, "attempt": attempt}
         rows = self.session.json("GET", f"jobs/{parse_job_id(job)}/files", params=params)["items"]
         return [File.from_json(row) for row in rows]

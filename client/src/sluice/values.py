@@ -125,6 +125,12 @@ def warning_text(row: Any) -> str:
     return f"{path}: {row.get('message', '')}" if path else str(row.get("message", ""))
 
 
+def problem_text(row: Any) -> str:
+    """Return a problem of a plan, followed by its suggestion, which is a sentence."""
+    suggestion = row.get("suggestion") if isinstance(row, Mapping) else ""
+    return f"{warning_text(row)} {suggestion}" if suggestion else warning_text(row)
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     role: str
@@ -184,7 +190,7 @@ class Plan:
             words=str(raw.get("plan_words") or ""),
             script=str(raw.get("script") or ""),
             warnings=tuple(warning_text(row) for row in raw.get("warnings") or ()),
-            problems=tuple(warning_text(row) for row in raw.get("problems") or ()),
+            problems=tuple(problem_text(row) for row in raw.get("problems") or ()),
             starts_now=raw.get("starts_now"),
             expected_start=parse_timestamp(raw.get("expected_start")),
             machine_hours=raw.get("machine_hours"),

@@ -11,7 +11,7 @@ restart_count=${SLURM_RESTART_COUNT:-0} # how often Slurm has requeued the job; 
 task_count=0
 ready_tasks=0 ended_tasks=0 live_steps=0 started=0 stopping=0 stop_requested=0
 limit_announced=0 limit_check_at=0 time_limit_near=0
-partial_line='' outcome='' job_exit=0 deciding_role='' deciding_index=''
+partial_line='' outcome='' job_exit=0 deciding_role='' deciding_index='' failure_detail=''
 declare -A address ports host task_ended
 declare -a failed succeeded ended_in_role step_id step_live go_pipe
 
@@ -39,8 +39,8 @@ decide() {
   local rule=$2 role=''
   ((time_limit_near)) && [[ $1 == failed ]] && rule=time_limit
   [[ -n $3 ]] && role=${role_names[$3]}
-  printf 'outcome=%s\nrule=%s\nrole=%s\nindex=%s\nexit_code=%s\nreason=%s\nrestart_count=%s\nended=%s\n' \
-    "$outcome" "$rule" "$role" "$4" "$5" "$6" "$restart_count" "$(now)" | write_atomically result
+  printf 'outcome=%s\nrule=%s\nrole=%s\nindex=%s\nexit_code=%s\nreason=%s\nrestart_count=%s\nended=%s\ndetail=%s\n' \
+    "$outcome" "$rule" "$role" "$4" "$5" "$6" "$restart_count" "$(now)" "$failure_detail" | write_atomically result
   log_message "$outcome: $rule ${role:+$role-$4 }exit code $5 ${6:+($6)}"
   deciding_role=$3 deciding_index=$4
 }
@@ -99,6 +99,68 @@ check_directories() {
   for dir in "${required_dirs[@]}"; do
     [[ -e $dir ]] || fail_start "$exit_mount_missing" mount_missing "there is no $dir on the cluster"
   done
+}
+
+# correct_code_links: makes the symbolic links in code.new, which becomes "code", lead to where they lead in the source:
+# a relative link out of the source becomes absolute. An absolute link to a file of the source leads to its copy.
+correct_code_links() {
+  local source link target path top
+  source=$(realpath -- "$code_source")
+  find code.new -type l \( -lname '/*' -o -lname '*..*' \) -print0 | while IFS= read -r -d '' link; do
+    link=${link#code.new/}
+    target=$(readlink -- "$source/$link")
+    if [[ $target == /* ]]; then
+      path=$(realpath -ms -- "$target")
+      for top in "$source" "${code_source%/}"; do
+        [[ $path/ != "$top"/* ]] || path=$attempt_dir/code${path#"$top"}
+      done
+    else
+      path=$(realpath -ms -- "$source/$(dirname -- "$link")/$target")
+      [[ $path/ != "$source"/* ]] || continue
+    fi
+    ln -sfn -- "$path" "code.new/$link"
+  done
+}
+
+# copy_code_files: copies code_source to the directory "code". Exit code 2: it is too large. Its size in bytes is
+# in the file code_bytes.
+copy_code_files() {
+  local size
+  size=$(du -sb -- "$code_source/.") || return 1 # fails if a directory cannot be read
+  size=${size%%[[:space:]]*}
+  printf '%s' "$size" >"$pipes/code_bytes"
+  ((size <= code_limit_mib * 1048576)) || return 2
+  rm -rf code.new
+  cp -R --preserve=mode,timestamps,links -- "$code_source/." code.new || return 1
+  chmod -R u+rwX code.new # the owner must be able to delete the copy
+  correct_code_links
+  mv code.new code
+}
+
+# copy_code: copies code_source, so that tasks never write to it. A requeued job keeps the copy that it has.
+copy_code() {
+  [[ -n $code_source && ! -e code ]] || return 0
+  local child status
+  # Run in the background, because bash runs traps only after a foreground command has ended.
+  copy_code_files 2>"$pipes/code_errors" &
+  child=$!
+  while ((!stopping)) && kill -0 "$child" 2>/dev/null; do wait "$child"; done
+  if ((stopping)); then
+    kill "$child" 2>/dev/null
+    decide stopped stop '' '' "$exit_stopped" stopped
+    return
+  fi
+  wait "$child"
+  status=$?
+  if ((status == 2)); then
+    failure_detail=$((($(<"$pipes/code_bytes") + 1048575) / 1048576))
+    fail_start "$exit_code_too_large" code_too_large \
+      "the code directory $code_source has $failure_detail MB; at most $code_limit_mib MB are copied for a job"
+  elif ((status)); then
+    failure_detail=$(tail -n 1 "$pipes/code_errors" | cut -c -300)
+    failure_detail=${failure_detail//"/./"//} # from "$code_source/."
+    fail_start "$exit_code_failed" code_failed "the code directory $code_source could not be copied: $failure_detail"
+  fi
 }
 
 # load_image_login SOURCE: exports the user name and password for fetching an image. They come from the file
@@ -438,6 +500,7 @@ finish() {
 
 prepare
 check_directories
+[[ -n $outcome ]] || copy_code
 [[ -n $outcome ]] || check_images
 [[ -n $outcome ]] || start_steps
 supervise

@@ -92,7 +92,7 @@ def test_default_job_has_no_problems(scenario: Scenario) -> None:
     assert response["problems"] == []
     assert response["preview"]["startsNow"] is True
     assert response["preview"]["lines"] == ["1 node of cpu: 1 × main (1 CPU, 500 MB)"]
-    assert response["preview"]["nodeHours"] == pytest.approx(0.167)
+    assert "timeLimit" not in default_document  # the namespace's default applies
     assert response["preview"]["machineHours"] is None  # no size, so no price
     assert "#SBATCH" in response["preview"]["script"]
 
@@ -123,6 +123,26 @@ def test_every_field_has_a_tip(scenario: Scenario) -> None:
         "f-version",
         "r-size",
     } <= tips
+
+
+def test_check_warns_about_a_name_that_was_used_before(scenario: Scenario) -> None:
+    client = client_for(scenario.alice)
+    assert check(client, document=document(jobName="new"), format="json")["warnings"] == []
+    scenario.job("used")
+    (warning,) = check(client, document=document(jobName="used"), format="json")["warnings"]
+    assert (warning["path"], "used-2 is free" in warning["message"]) == ("jobName", True)
+
+
+def test_check_names_the_role_without_an_image(scenario: Scenario) -> None:
+    without_image = {k: v for k, v in document().items() if k != "image"}
+    (problem,) = check(client_for(scenario.alice), document=without_image, format="json")[
+        "problems"
+    ]
+    assert (problem["path"], problem["code"]) == ("taskRoles[0].image", "no_image")
+    scenario.lab.default_image = "busybox"
+    scenario.lab.save()
+    response = check(client_for(scenario.alice), document=without_image, format="json")
+    assert response["problems"] == []
 
 
 def test_default_job_has_the_smallest_size_and_a_free_name(scenario: Scenario) -> None:

@@ -454,6 +454,8 @@ class TestReports:
             ("", 139, "end.task-signal", FailureKind.NONE),
             ("image_missing", 201, "end.image-missing", FailureKind.PERMANENT),
             ("mount_missing", 203, "end.mount-missing", FailureKind.PERMANENT),
+            ("code_too_large", 210, "end.code-too-large", FailureKind.PERMANENT),
+            ("code_failed", 211, "end.code-failed", FailureKind.NONE),
             ("out_of_memory", 137, "end.task-memory", FailureKind.NONE),
             ("lost", 205, "end.task-lost", FailureKind.NONE),
             ("launch_failed", 206, "end.launch-failed", FailureKind.TRANSIENT),
@@ -469,7 +471,15 @@ class TestReports:
         assert "w-0" in render_reason(result_reason) or code in (
             "end.mount-missing",
             "end.launch-failed",
+            "end.code-too-large",
+            "end.code-failed",
         )
+
+    def test_reason_of_a_too_large_code_directory_has_its_size(self) -> None:
+        result = ScriptResult("failed", "start", "", None, 210, "code_too_large", detail="512")
+        reason, _ = interpret_script_result(result)
+        assert reason is not None
+        assert render_reason(reason).startswith("The code directory has 512 MB; at most 200 MB")
 
     def test_unfinished_tasks_are_stopped_with_the_job(self) -> None:
         tasks = [Task(role="w", index=n) for n in range(3)]

@@ -13,7 +13,6 @@ from jobs.jobfile.fields import parse_memory_mib
 from jobs.jobfile.importers import LoadResult, SiteCatalog, detect_dialect, load_document, load_text
 from jobs.jobfile.importers.placeholders import format_scalar, render_template, secret_variable_name
 from jobs.management.import_report import main, render_table
-from jobs.script.variables import substitute_paths
 
 FILES = Path(__file__).parent / "jobfiles"
 SITE = SiteCatalog(
@@ -52,23 +51,6 @@ class TestBaseFormat:
         assert worker.command.endswith("http://example.org//a")
         assert (result.spec.namespace, result.spec.is_debug) == ("vision", True)
         assert result.spec.extras == {"virtualGroup": "total"}
-
-    def test_path_variables_are_substituted(self):
-        spec = substitute_paths(load("segmentation.json").spec, user="alice", fs_uri="/shared/")
-        assert spec.data_dir == "/shared/alice/data"
-        assert spec.output_dir == "/shared/alice/out/segmentation-01"
-
-    def test_longer_variable_names_are_not_substituted(self):
-        spec = load("segmentation.json").spec.model_copy(
-            update={
-                "code_dir": "$PAI_USER_NAMES/${PAI_USER_NAME}x/${PAI_OTHER}/$HOME/$USERS",
-                "output_dir": "${HOME}/$USER/$PAI_JOB_NAMES",
-                "model_dir": "$HOMES/x",
-            }
-        )
-        filled = substitute_paths(spec, user="al")
-        assert filled.code_dir == "$PAI_USER_NAMES/alx/${PAI_OTHER}/$HOME/$USERS"
-        assert (filled.output_dir, filled.model_dir) == ("~/al/$PAI_JOB_NAMES", "$HOMES/x")
 
     def test_questionable_values_give_warnings(self):
         result = load_document(

@@ -27,6 +27,7 @@ from sluice.command.options import (
     NamespaceOption,
     RoleOption,
     SecretOption,
+    UniqueNameOption,
     YesOption,
 )
 from sluice.errors import Invalid, SluiceError
@@ -86,6 +87,7 @@ def submit_job_file(
     name: str,
     namespace: str,
     secret: list[str] | None,
+    unique_name: bool,
 ) -> Job:
     with output.progress_bar(t("Uploading the code")) as update:
         job = client.submit(
@@ -94,6 +96,7 @@ def submit_job_file(
             name=name,
             namespace=namespace,
             secrets=parse_secrets(secret),
+            unique_name=unique_name,
             progress=bind_file_name(update, ""),
         )
     print_warnings(job.warnings)
@@ -104,6 +107,7 @@ def train(
     manifest: ManifestArgument,
     code: CodeArgument = None,
     name: NameOption = "",
+    unique_name: UniqueNameOption = False,
     namespace: NamespaceOption = "",
     secret: SecretOption = None,
     role: RoleOption = "",
@@ -115,7 +119,7 @@ def train(
     json: JsonOption = False,
 ) -> None:
     with Client() as client:
-        job = submit_job_file(client, manifest, code, name, namespace, secret)
+        job = submit_job_file(client, manifest, code, name, namespace, secret, unique_name)
         print_and_follow(
             client, job, follow=not detach, role=role, index=index, all_tasks=all_tasks
         )
@@ -125,6 +129,7 @@ def submit(
     manifest: ManifestArgument,
     code: CodeArgument = None,
     name: NameOption = "",
+    unique_name: UniqueNameOption = False,
     namespace: NamespaceOption = "",
     secret: SecretOption = None,
     follow: FollowJobOption = False,
@@ -134,7 +139,7 @@ def submit(
     json: JsonOption = False,
 ) -> None:
     with Client() as client:
-        job = submit_job_file(client, manifest, code, name, namespace, secret)
+        job = submit_job_file(client, manifest, code, name, namespace, secret, unique_name)
         print_and_follow(client, job, follow=follow, role=role, index=index, all_tasks=all_tasks)
 
 

@@ -162,7 +162,10 @@ def show_metrics(
 
 
 RootOption = Annotated[
-    str, typer.Option("--root", help=t("work: the job's own directory; output: its results."))
+    str,
+    typer.Option(
+        "--root", help=t("work: the attempt's directory; output: results; model: models.")
+    ),
 ]
 
 
@@ -231,7 +234,10 @@ def download(
             else:
                 paths = fetch(client, job, target, path, root, attempt, update)
     if not paths:
-        output.print_message(t("Nothing to download: the directory is empty."), "yellow")
+        output.print_message(
+            t("Nothing to download: the directory is empty. Other files of the job: --root work."),
+            "yellow",
+        )
     output.print_result(
         {"target": str(target), "files": [str(file) for file in paths]},
         lambda: output.print_message(
