@@ -7,14 +7,23 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Annotated, Any, NotRequired, TypedDict
 
 import orjson
 from django.utils.translation import get_language
 
-from core.api.shapes import Choices, From, Help, RowShape, Sparse, Timestamp, Uuid
+from core.api.shapes import (
+    Choices,
+    From,
+    Help,
+    RowShape,
+    Sparse,
+    Timestamp,
+    Uuid,
+    format_timestamp,
+)
 from jobs.lifecycle.reasons import render_reason_code, translate_reason_params
 from jobs.lifecycle.states import END_STATES, DesiredState, JobState
 from jobs.models import JOB_STATE_CHOICES
@@ -54,7 +63,8 @@ class JobContext:
 
     def permissions(self, row: JobRow) -> JobPermissionsShape:
         """Return the actions that the person may take in the job's state. Jobs share the returned object."""
-        key = self.actions(row), row.state, row.wanted, row.has_secrets
+        has_kept_tasks = row.kept_task_count > 0
+        key = self.actions(row), row.state, row.wanted, row.has_secrets, has_kept_tasks
         if (permissions := self._permissions.get(key)) is None:
             permissions = self._permissions[key] = _compute_permissions(*key)
         return permissions
@@ -72,6 +82,7 @@ class JobPermissionsShape(TypedDict):
 
     edit: bool
     stop: bool
+    release: bool
     delete: bool
     stop_and_delete: bool
     time_limit: bool
@@ -132,6 +143,13 @@ def _compute_time_left_s(row: JobRow, context: JobContext) -> int | None:
     return max(0, row.time_limit_s - (_compute_duration_s(row, context) or 0))
 
 
+def _compute_kept_until(row: JobRow, context: JobContext) -> str | None:
+    if not row.kept_task_count or row.started_at is None or row.time_limit_s is None:
+        return None
+    end = datetime.fromisoformat(row.started_at) + timedelta(seconds=row.time_limit_s)
+    return format_timestamp(end)
+
+
 def _get_seen_at(row: JobRow, context: JobContext) -> str | None:
     return row.ended_at if row.state in _END_STATE_VALUES else row.seen_at
 
@@ -145,13 +163,21 @@ def _get_permissions(row: JobRow, context: JobContext) -> JobPermissionsShape:
 
 
 def _compute_permissions(
-    actions: frozenset[JobAction], state: str, wanted: str, has_secrets: bool
+    actions: frozenset[JobAction],
+    state: str,
+    wanted: str,
+    has_secrets: bool,
+    has_kept_tasks: bool,
 ) -> JobPermissionsShape:
     """Compute which of the actions that the person may take the job's state allows."""
     ended = state in _END_STATE_VALUES
     return {
         "edit": JobAction.EDIT in actions,
         "stop": not ended and wanted == DesiredState.RUN and JobAction.STOP in actions,
+        "release": not ended
+        and wanted == DesiredState.RUN
+        and has_kept_tasks
+        and JobAction.RELEASE in actions,
         "delete": ended and JobAction.DELETE in actions,
         "stop_and_delete": JobAction.DELETE in actions,
         "time_limit": not ended and JobAction.TIME_LIMIT in actions,
@@ -184,6 +210,7 @@ _PERMISSION_COLUMNS = (
     "state",
     "wanted",
     "has_secrets",
+    "kept_task_count",
 )
 
 
@@ -229,6 +256,14 @@ class JobShape(TypedDict):
     gpu_type: Annotated[str, From(("gpu_type",))]
     nodes: Annotated[int, From(("node_count",))]
     tasks: Annotated[int, From(("task_count",))]
+    kept_tasks: Annotated[
+        int, From(("kept_task_count",)), Help("Failed tasks that isDebug keeps for inspection.")
+    ]
+    kept_until: Annotated[
+        Timestamp | None,
+        From(("kept_task_count", "started_at", "time_limit_s"), _compute_kept_until),
+        Help("When the time limit ends the kept tasks; null: none are kept, or there is no limit."),
+    ]
     is_distributed: Annotated[bool, From(("is_distributed",))]
     attempt: Annotated[int, From(("attempt_number",)), Help("0: not yet submitted to Slurm.")]
     slurm_job_id: Annotated[str, From(("slurm_job_id",), _get_slurm_job_id)]

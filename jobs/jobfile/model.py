@@ -411,7 +411,7 @@ class JobSpec(Section):
         json_schema_extra=form(
             "settings",
             professional=True,
-            help=_("Stored in the job file for the site’s alert system."),
+            help=_("Saved with the job; not active yet."),
         ),
     )
     labels: dict[Line, Line] = Field(

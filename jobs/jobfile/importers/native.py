@@ -5,7 +5,7 @@ Converts or drops, with a warning, some fields that files of OpenPAI v1 often co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from core.messages import Message, msg
@@ -120,4 +120,26 @@ def find_suspicious_values(spec: JobSpec) -> list[tuple[tuple[str | int, ...], M
                 ),
             )
         )
-    return suspicious
+    return [*suspicious, *_find_inactive_sections(spec)]
+
+
+def _find_inactive_sections(spec: JobSpec) -> Iterator[tuple[tuple[str | int, ...], Message]]:
+    """Find sections that are stored with the job but have no effect yet."""
+    if spec.alerts and (spec.alerts.event or spec.alerts.deadline or spec.alerts.overtime):
+        yield (
+            ("alerts",),
+            msg("import.native.alerts-inactive", "saved, not active yet: no alert is sent."),
+        )
+    if spec.services:
+        yield (
+            ("services", 0),
+            msg("import.native.services-inactive", "saved, not active yet: no service is started."),
+        )
+    if spec.metrics:
+        yield (
+            ("metrics",),
+            msg(
+                "import.native.metrics-inactive",
+                "saved, not active yet: no curves are drawn. The command “sluice emetrics” prints the numbers.",
+            ),
+        )
