@@ -195,7 +195,7 @@ def test_initialized_example_is_trained_and_downloaded(alice: CliUser) -> None:
     assert done.stderr.splitlines()[-1].startswith("COMPLETED")
     rows = alice.run("emetrics", "digits", "--json").stdout.splitlines()
     assert [json.loads(row)["meta"]["epoch"] for row in rows] == [1, 2, 3, 4, 5]
-    fetched = alice.json("download", "digits", "--trainedmodel", "--filename", "model")
+    fetched = alice.json("download", "digits", "--directory", "--filename", "model")
     assert (alice.home / "model" / "model.json").exists(), fetched
 
 

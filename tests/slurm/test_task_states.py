@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 import sluice
-from tests.slurm.test_client import CliUser
 from tests.sluice_server import RunningSluice
+from tests.slurm.test_client import CliUser
 
 pytestmark = pytest.mark.cluster
 TIMEOUT_S = 120
