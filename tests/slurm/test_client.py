@@ -213,14 +213,34 @@ def test_legacy_manifest_is_trained(alice: CliUser, cluster: Any) -> None:
     job = alice.json("show", "tf-convolutional-network-tutorial")
     assert (job["state"], job["gpus"]) == ("COMPLETED", 1)
     assert [task["state"] for task in job["task_list"]] == ["succeeded"]
-    results = alice.json("download", job["id"], "--trainedmodel", "--filename", "results")
-    assert results["files"] == ["results/model.txt"]
-    assert (alice.home / "results" / "model.txt").read_text() == "weights"
-    alice.json("download", job["id"], "--definition", "--filename", "definition.zip")
-    with zipfile.ZipFile(alice.home / "definition.zip") as archive:
-        assert sorted(archive.namelist()) == ["code/tf-model/convolutional_network.py", "job.yaml"]
+    check_downloads(alice, job["id"])
     numbered = alice.run("loglines", job["id"]).stdout.splitlines()
     assert numbered[0] == "worker-0      1  read 60000 pictures"
+
+
+def check_downloads(alice: CliUser, job_id: str) -> None:
+    """Archives with the names of FfDL's command, a file name of one's own, a directory, a single file."""
+    code = ["code/tf-model/convolutional_network.py", "job.yaml"]
+    for options, name, content in (
+        (["--trainedmodel"], f"{job_id}-trainedmodel.zip", ["model.txt"]),
+        (["--definition"], f"{job_id}-definition.zip", code),
+        (["--definition", "--filename", "mine"], "mine", code),
+    ):
+        fetched = alice.json("download", job_id, *options)
+        assert fetched == {"target": name, "files": [name]}
+        with zipfile.ZipFile(alice.home / name) as archive:
+            assert sorted(archive.namelist()) == content
+    assert not list(alice.home.glob("*.files"))
+    results = alice.json("download", job_id, "--directory", "--filename", "results")
+    assert results["files"] == ["results/model.txt"]
+    assert (alice.home / "results" / "model.txt").read_text() == "weights"
+    alice.json("download", job_id, "--path", "model.txt")
+    assert (alice.home / "model.txt").read_text() == "weights"
+    alice.json("download", job_id, "--filename", "results.tar")
+    with tarfile.open(alice.home / "results.tar") as archive:
+        assert any(name.endswith("model.txt") for name in archive.getnames())
+    refused = alice.run("download", job_id, "--filename", "results.tar.gz")
+    assert (refused.returncode, ".zip or .tar" in refused.stderr) == (1, True)
 
 
 # --- jobs -------------------------------------------------------------------------------------------
