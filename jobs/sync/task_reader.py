@@ -199,8 +199,12 @@ class TaskReader(Pass):
         with self._lock:
             earlier = [self._active_reads.get(user) for user in {row[1] for row in rows}]
         wait([read for read in earlier if read is not None], timeout=REPORT_WAIT_S)
-        reads = self._start_reads(rows, self._cache_reports)
-        wait(reads, timeout=max(0.0, deadline - time.monotonic()))
+        unread_count = len(rows) + 1
+        # One read has at most ATTEMPTS_PER_COMMAND attempts of a user.
+        while len(rows) < unread_count and (timeout_s := deadline - time.monotonic()) > 0:
+            unread_count = len(rows)
+            wait(self._start_reads(rows, self._cache_reports), timeout=timeout_s)
+            rows = [row for row in rows if self.get_report(row[0]) is None]
 
     def _cache_reports(self, reports: Mapping[int, AttemptReport]) -> None:
         with self._lock:

@@ -157,6 +157,17 @@ def test_kept_job_can_be_stopped(client: sluice.Client) -> None:
     assert states(client, job) == [("failed", 7)]
 
 
+def test_time_limit_ends_a_kept_task(client: sluice.Client) -> None:
+    job = submit_kept(client, "limited", "exit 7", timeLimit=60)
+    until = client.show(job).kept_until
+    assert until is not None
+    ended = client.wait(job, timeout=TIMEOUT_S)
+    assert (ended.state, ended.reason.code) == ("FAILED", "end.timeout")
+    assert states(client, job) == [("failed", 7)]
+    assert ended.started_at is not None
+    assert (until - ended.started_at).total_seconds() == 60
+
+
 def test_kept_task_after_a_retry(client: sluice.Client) -> None:
     job = submit_kept(client, "retried", "exit 7", retryCount=1)
     client.release(job)

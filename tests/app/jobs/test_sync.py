@@ -516,6 +516,34 @@ class TestReports:
         age_end(poller, 1, waited_s)
         assert poller._read_reports({1: observation}) == ({1} if must_wait else set())
 
+    def test_reports_of_many_attempts_are_read_at_once(
+        self, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Several commands per user in one call; a failing command is not repeated."""
+        reader = create_poller(scenario)._task_reader
+        job = scenario.job()
+        Attempt.objects.bulk_create(
+            Attempt(
+                job=job, cluster=job.cluster, number=n, unix_user="alice", work_dir=f"/w/jobs/j/{n}"
+            )
+            for n in range(1, 251)
+        )
+        sizes: list[int] = []
+
+        def read(user: str, attempts: list[tuple[int, str]], callback: Any) -> None:
+            sizes.append(len(attempts))
+            if len(sizes) < 4:
+                callback({attempt_id: AttemptReport(None, ()) for attempt_id, _ in attempts})
+
+        monkeypatch.setattr(reader, "_read_user_files", read)
+        ids = list(Attempt.objects.values_list("pk", flat=True))
+        reader.fetch_reports(ids)
+        assert sizes == [100, 100, 50]
+        reader.keep_reports(ids[:10])
+        assert [reader.get_report(pk) is not None for pk in ids[9:11]] == [True, False]
+        reader.fetch_reports(ids[10:12])
+        assert sizes == [100, 100, 50, 2]
+
     @pytest.mark.parametrize("has_report", [True, False])
     def test_tasks_end_in_the_transaction_of_the_job(
         self, scenario: Scenario, has_report: bool
