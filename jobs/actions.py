@@ -10,7 +10,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -46,7 +46,7 @@ from jobs.store.cluster_render_options import build_render_options
 if TYPE_CHECKING:
     from accounts.models import User
 
-WATCH_DURATION_S = 30
+WATCH_DURATION_S = 60
 MAX_LABELS = 50
 MIN_TIME_LIMIT_S = 60
 NAME_PATH = "jobName"  # path of warnings about the job's name
@@ -103,6 +103,7 @@ def create_job(
         retry_count=spec.retry_count,
         grace_s=spec.grace_period,
         estimated_duration_s=spec.estimated_duration,
+        keeps_failed_tasks=spec.is_debug,
         has_secrets=bool(secrets or image_logins),
         **_build_plan_columns(job_plan),
         state=JobState.QUEUED.value,
@@ -179,6 +180,34 @@ def stop_job(*, job: Job, by: User) -> Job:
             return job
         transition = _decide_stop_transition(job, by, DesiredState.STOP)
         _save_transition(job, transition, RequestedEvent(JobEventKind.STOP, by.get_username()))
+    return job
+
+
+def release_job(*, job: Job, by: User) -> Job:
+    """Request that the failed tasks that a job with isDebug keeps end now. The job then ends as without isDebug.
+
+    Tasks of this run that fail later are not kept either. Repeating the request has no further effect.
+    """
+    with transaction.atomic():
+        job = _lock_job(job, by, JobAction.RELEASE)
+        if not job.keeps_failed_tasks:
+            raise InvalidTransition(
+                _("Job %(name)s does not keep failed tasks: isDebug is not set.", name=job.name),
+                state=job.state,
+            )
+        if job.state != JobState.RUNNING:
+            raise InvalidTransition(
+                _(
+                    "Job %(name)s is not running, so it keeps no tasks that could be released.",
+                    name=job.name,
+                ),
+                state=job.state,
+            )
+        attempts = Attempt.objects.filter(
+            job=job, phase=Attempt.Phase.LIVE, number=job.attempt_number, wanted_release=False
+        )
+        if attempts.update(wanted_release=True):
+            _record_event(job, JobEventKind.RELEASE, by, build_state_data(job))
     return job
 
 
@@ -447,12 +476,15 @@ def _run_batch(jobs: Iterable[Job], action: Callable[[Job], object]) -> list[Job
 
 def watch_job(*, job: Job) -> None:
     """Mark the job as watched: for WATCH_DURATION_S the engine reads the state files of its tasks."""
+    if job.is_live:
+        extend_watch(job_id=job.pk, watched_until=job.watched_until)
+
+
+def extend_watch(*, job_id: UUID | str, watched_until: datetime | None) -> None:
+    """Do the same for a live job of which only these columns are loaded. Writes only in the second half of the time."""
     now = timezone.now()
-    if job.is_live and (
-        job.watched_until is None
-        or job.watched_until < now + timedelta(seconds=WATCH_DURATION_S / 2)
-    ):
-        Job.objects.filter(pk=job.pk).update(
+    if watched_until is None or watched_until < now + timedelta(seconds=WATCH_DURATION_S / 2):
+        Job.objects.filter(pk=job_id).update(
             watched_until=now + timedelta(seconds=WATCH_DURATION_S)
         )
 

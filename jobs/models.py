@@ -147,6 +147,10 @@ class Job(models.Model):
     lost_since = models.DateTimeField(_("unknown to Slurm since"), null=True, blank=True)
     # Until this time the engine reads the state files of the running tasks, because a person watches the job.
     watched_until = models.DateTimeField(_("watched until"), null=True, blank=True)
+    # The job file's isDebug: failed tasks keep their nodes. Their state files are read although nobody watches the job.
+    keeps_failed_tasks = models.BooleanField(_("keeps failed tasks"), default=False)
+    # Failed tasks of the current attempt that keep their nodes until someone releases them.
+    kept_task_count = models.PositiveIntegerField(_("kept tasks"), default=0)
     deleted_at = models.DateTimeField(_("deleted"), null=True, blank=True)
     files_removed = models.BooleanField(_("files removed"), default=False)
 
@@ -243,6 +247,7 @@ class Job(models.Model):
             expected_start=self.expected_start,
             time_limit_s=self.time_limit_s,
             lost_since=self.lost_since,
+            kept_task_count=self.kept_task_count,
         )
 
 
@@ -308,6 +313,8 @@ class Attempt(models.Model):
     unanswered_since = models.DateTimeField(_("no answer since"), null=True, blank=True)
     # A stop was sent. If the attempt is still live at this time, it is sent again.
     stop_retry_at = models.DateTimeField(_("stop sent again at"), null=True, blank=True)
+    # A person requested the release of kept tasks, and the engine has not written the marker file yet.
+    wanted_release = models.BooleanField(_("release wanted"), default=False)
     submitted_at = models.DateTimeField(_("submitted"), null=True, blank=True)
     started_at = models.DateTimeField(_("started"), null=True, blank=True)
     ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
@@ -361,9 +368,11 @@ class Task(models.Model):
         WAITING = "waiting", _("waiting")
         PULLING = "pulling", _("fetching the image")
         RUNNING = "running", _("running")
+        KEPT = "kept", _("failed, kept")  # the program failed, and isDebug keeps its node
         SUCCEEDED = "succeeded", _("succeeded")
         FAILED = "failed", _("failed")
         STOPPED = "stopped", _("stopped")
+        UNKNOWN = "unknown", _("result unknown")  # ended, but its state file could not be read
 
     attempt = models.ForeignKey(
         Attempt, on_delete=models.CASCADE, related_name="tasks", verbose_name=_("attempt")
@@ -391,6 +400,15 @@ class Task(models.Model):
 
     def __str__(self) -> str:
         return f"{self.role}-{self.index}"
+
+
+# States of a task that has not ended.
+UNFINISHED_TASK_STATES = (
+    Task.State.WAITING,
+    Task.State.PULLING,
+    Task.State.RUNNING,
+    Task.State.KEPT,
+)
 
 
 class JobTemplate(models.Model):

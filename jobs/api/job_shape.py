@@ -63,7 +63,8 @@ class JobContext:
 
     def permissions(self, row: JobRow) -> JobPermissionsShape:
         """Return the actions that the person may take in the job's state. Jobs share the returned object."""
-        key = self.actions(row), row.state, row.wanted, row.has_secrets
+        has_kept_tasks = row.kept_task_count > 0
+        key = self.actions(row), row.state, row.wanted, row.has_secrets, has_kept_tasks
         if (permissions := self._permissions.get(key)) is None:
             permissions = self._permissions[key] = _compute_permissions(*key)
         return permissions
@@ -81,6 +82,7 @@ class JobPermissionsShape(TypedDict):
 
     edit: bool
     stop: bool
+    release: bool
     delete: bool
     stop_and_delete: bool
     time_limit: bool
@@ -170,6 +172,13 @@ def _compute_max_machine_hours(row: JobRow, context: JobContext) -> float | None
     return multiply_by_hours(row.hourly_price, row.time_limit_s)
 
 
+def _compute_kept_until(row: JobRow, context: JobContext) -> str | None:
+    if not row.kept_task_count or row.started_at is None or row.time_limit_s is None:
+        return None
+    end = datetime.fromisoformat(row.started_at) + timedelta(seconds=row.time_limit_s)
+    return format_timestamp(end)
+
+
 def _get_seen_at(row: JobRow, context: JobContext) -> str | None:
     return row.ended_at if row.state in _END_STATE_VALUES else row.seen_at
 
@@ -183,13 +192,21 @@ def _get_permissions(row: JobRow, context: JobContext) -> JobPermissionsShape:
 
 
 def _compute_permissions(
-    actions: frozenset[JobAction], state: str, wanted: str, has_secrets: bool
+    actions: frozenset[JobAction],
+    state: str,
+    wanted: str,
+    has_secrets: bool,
+    has_kept_tasks: bool,
 ) -> JobPermissionsShape:
     """Compute which of the actions that the person may take the job's state allows."""
     ended = state in _END_STATE_VALUES
     return {
         "edit": JobAction.EDIT in actions,
         "stop": not ended and wanted == DesiredState.RUN and JobAction.STOP in actions,
+        "release": not ended
+        and wanted == DesiredState.RUN
+        and has_kept_tasks
+        and JobAction.RELEASE in actions,
         "delete": ended and JobAction.DELETE in actions,
         "stop_and_delete": JobAction.DELETE in actions,
         "time_limit": not ended and JobAction.TIME_LIMIT in actions,
@@ -222,6 +239,7 @@ _PERMISSION_COLUMNS = (
     "state",
     "wanted",
     "has_secrets",
+    "kept_task_count",
 )
 
 
@@ -299,6 +317,14 @@ class JobShape(TypedDict):
     ]
     nodes: Annotated[int, From(("node_count",))]
     tasks: Annotated[int, From(("task_count",))]
+    kept_tasks: Annotated[
+        int, From(("kept_task_count",)), Help("Failed tasks that isDebug keeps for inspection.")
+    ]
+    kept_until: Annotated[
+        Timestamp | None,
+        From(("kept_task_count", "started_at", "time_limit_s"), _compute_kept_until),
+        Help("When the time limit ends the kept tasks; null: none are kept, or there is no limit."),
+    ]
     is_distributed: Annotated[bool, From(("is_distributed",))]
     attempt: Annotated[int, From(("attempt_number",)), Help("0: not yet submitted to Slurm.")]
     slurm_job_id: Annotated[str, From(("slurm_job_id",), _get_slurm_job_id)]

@@ -307,6 +307,20 @@ class JobStopView(APIView):
         return json_response(serialize_job_detail(request, id))
 
 
+class JobReleaseView(APIView):
+    @extend_schema(
+        operation_id="jobs_release",
+        tags=["jobs"],
+        summary="End the failed tasks that a job with isDebug keeps; the job ends with their exit code",
+        request=None,
+        responses={200: serializer_of(JobDetailShape), **problem_responses(403, 404, 409)},
+    )
+    def post(self, request: Request, id: uuid.UUID) -> HttpResponse:
+        user = authenticated_user(request)
+        actions.release_job(job=find_job(user, id), by=user)
+        return json_response(serialize_job_detail(request, id))
+
+
 class JobRetryView(APIView):
     @extend_schema(
         operation_id="jobs_retry",

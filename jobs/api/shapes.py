@@ -89,12 +89,20 @@ class TaskShape(TypedDict):
     ports: dict[str, Any]
     gpus: str
     exit_code: int | None
+    reason: Annotated[str, Help("Why it failed, in the request's language; empty if it did not.")]
+    kept_until: Annotated[
+        Timestamp | None, Help("State `kept`: when the time limit ends it; null: no limit.")
+    ]
     started_at: Timestamp | None
     ended_at: Timestamp | None
 
 
 class TaskListShape(TypedDict):
     items: list[TaskShape]
+    read_at: Annotated[Timestamp | None, Help("When the states were read on the cluster.")]
+    age_s: Annotated[
+        int | None, Help("Age of the states of a running job in seconds; null: they are final.")
+    ]
 
 
 class AttemptShape(TypedDict):

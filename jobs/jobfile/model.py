@@ -408,7 +408,7 @@ class JobSpec(Section):
         default_factory=dict,
         title=_("Environment variables of all tasks"),
         description=_(
-            "Environment variables of every task. isDebug: true keeps the nodes of a failed task for inspection."
+            "Environment variables of every task. isDebug: true keeps a failed task and its node until you release it."
         ),
         json_schema_extra=form("settings", professional=True, add=_("Add a variable")),
     )
@@ -427,21 +427,21 @@ class JobSpec(Section):
     services: tuple[Service, ...] = Field(
         default=(),
         description=_(
-            "Services that tasks provide to their owner: ssh, tensorboard, jupyter, vnc, http."
+            "Services that tasks provide to their owner: ssh, tensorboard, jupyter, vnc, http. Saved, not active yet."
         ),
     )
     metrics: Metrics | None = Field(
         default=None,
-        description=_("Source of the job's metrics."),
+        description=_("Source of the job's metrics. Saved, not active yet."),
     )
     alerts: Alerts | None = Field(
         default=None,
         title=_("Alerts"),
-        description=_("Alerts about the job."),
+        description=_("Alerts about the job. Saved, not active yet."),
         json_schema_extra=form(
             "settings",
             professional=True,
-            help=_("Stored in the job file for the site’s alert system."),
+            help=_("Saved with the job; not active yet."),
         ),
     )
     labels: dict[Line, Line] = Field(

@@ -47,6 +47,10 @@ REASON_MESSAGES: tuple[Message, ...] = (
     msg("running.configuring", "The job has its nodes; they are being prepared."),
     msg("running.completing", "The job is finishing; Slurm is cleaning up."),
     msg(
+        "running.kept",
+        "Failed tasks are kept for inspection (isDebug): %(count)s. Release them, or stop the job.",
+    ),
+    msg(
         "slurm.lost",
         "Slurm has no record of this job, neither in its queue nor in its accounting, so its result is unknown. Check its logs, then stop it here to close it.",
     ),

@@ -6,6 +6,7 @@ The text of shell/batch.sh, which is the same for all jobs, follows it. Pure.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from core.messages import msg
 from jobs.jobfile import TaskRole
@@ -22,6 +23,15 @@ from jobs.script.task_state import ScriptExit, render_exit_codes
 # this value does not request the signal, because it could get it at its start, before the script handles it; the
 # script measures the time instead.
 _MIN_TIME_LIMIT_FOR_SIGNAL_S = 300
+# Variables with directories of a task, in the order in which the batch log shows them.
+_LOGGED_VARIABLES = (
+    "DATA_DIR",
+    "RESULT_DIR",
+    "MODEL_DIR",
+    "CODE_DIR",
+    "PAI_CODE_DIR",
+    "CHECKPOINT_DIR",
+)
 _UNQUOTED_OPTION_VALUE = re.compile(r"[\w./:=,+@~&|*!()\[\]-]+")
 
 
@@ -186,6 +196,7 @@ def render_batch_data(context: RenderContext) -> str:
         render_array("created_dirs", (quote_path(d) for d in context.dirs.created)),
         render_array("required_dirs", (quote_path(d) for d in context.dirs.required)),
         f"code_source={quote_path(context.dirs.code_source)} code_limit_mib={MAX_CODE_MIB} # copied to code/",
+        render_array("log_dirs", _list_log_directories(context), "variable and directory, each"),
         render_exit_codes(*_BATCH_EXIT_CODES),
         "",
         "# step_options ROLE: sets options, the arguments of the role's srun.",
@@ -196,6 +207,15 @@ def render_batch_data(context: RenderContext) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _list_log_directories(context: RenderContext) -> Iterator[str]:
+    """List the directories that the head of the batch log shows, each after the variable that names it in the tasks."""
+    variables = context.dirs.variables
+    for name in _LOGGED_VARIABLES:
+        if path := variables.get(name, ""):
+            yield name
+            yield quote_path(path)
 
 
 def _render_image_data(context: RenderContext) -> list[str]:

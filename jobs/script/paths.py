@@ -74,6 +74,11 @@ class AttemptPaths:
         return self.path_to("code")
 
     @property
+    def release_marker(self) -> str:
+        """If this file exists, failed tasks are no longer kept (isDebug); task.sh waits for it."""
+        return self.path_to("release")
+
+    @property
     def logs_dir(self) -> str:
         return self.path_to("logs")
 

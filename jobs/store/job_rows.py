@@ -63,6 +63,8 @@ class JobRow(NamedTuple):
     ended_at: Annotated[IsoTime | None, Column("j.ended_at", "time")]
     expected_start: Annotated[IsoTime | None, Column("j.expected_start", "time")]
     time_limit_s: Annotated[int | None, Column("j.time_limit_s")]
+    watched_until: Annotated[IsoTime | None, Column("j.watched_until", "time")]
+    kept_task_count: Annotated[int, Column("j.kept_task_count")]
     wanted_time_limit_s: Annotated[int | None, Column("j.wanted_time_limit_s")]
     estimated_duration_s: Annotated[int | None, Column("j.estimated_duration_s")]
     attempt_number: Annotated[int, Column("j.attempt_number")]
@@ -85,8 +87,8 @@ _COLUMNS: Mapping[str, Column] = {
     name: get_args(annotation)[1]
     for name, annotation in get_type_hints(JobRow, include_extras=True).items()
 }
-# Large columns that lists do not need, only the page of one job.
-DETAIL_COLUMNS = frozenset({"warnings", "plan"})
+# Columns that lists do not need, only the page of one job. Some are large.
+DETAIL_COLUMNS = frozenset({"warnings", "plan", "watched_until"})
 LIST_COLUMNS = frozenset(_COLUMNS) - DETAIL_COLUMNS
 
 

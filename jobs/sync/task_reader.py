@@ -10,10 +10,10 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
 
@@ -26,9 +26,10 @@ from clusters.errors import ClusterError, RemoteFileMissing
 from clusters.passes import LeaseLost, Pass, PassContext
 from clusters.transport.base import Transport
 from core.events.records import Actor, NewEvent, record_events
+from jobs.changes import WAITING_TASK_COLUMNS
 from jobs.events import JobEventKind, build_job_event
 from jobs.lifecycle.states import FailureKind, Reason, exit_reason
-from jobs.models import Attempt, Task
+from jobs.models import UNFINISHED_TASK_STATES, Attempt, Job, Task
 from jobs.script.directories import MAX_CODE_MIB
 from jobs.script.task_state import ScriptResult, TaskState, parse_script_result, parse_task_state
 
@@ -42,6 +43,8 @@ ATTEMPTS_PER_COMMAND = 100
 REPORT_WAIT_S = 1.5
 # Time between two reads of the state files of watched jobs (`jobs.actions.watch_job`).
 WATCH_INTERVAL_S = 2.0
+# Time between two reads of a job that nobody watches and that keeps failed tasks: their number is part of its reason.
+KEPT_TASKS_INTERVAL = timedelta(seconds=10)
 # Number of failed reads of an ended attempt after which its files are not read again.
 MAX_FAILED_FINAL_READS = 5
 MAX_OUTPUT_BYTES = 16 * 1024 * 1024
@@ -184,12 +187,30 @@ class TaskReader(Pass):
         with self._lock:
             return self._reports.pop(attempt_id, None)
 
+    def keep_reports(self, attempt_ids: Collection[int]) -> None:
+        """Forget the reports of all other attempts: the poller has stopped waiting for them."""
+        with self._lock:
+            for attempt_id in self._reports.keys() - set(attempt_ids):
+                del self._reports[attempt_id]
+
     def fetch_reports(self, attempt_ids: Sequence[int]) -> None:
         """Read the reports of these attempts for `get_report`; wait for the reads at most REPORT_WAIT_S."""
         if not attempt_ids:
             return
-        rows = Attempt.objects.filter(pk__in=attempt_ids).values_list("id", "unix_user", "work_dir")
-        wait(self._start_reads(rows, self._cache_reports), timeout=REPORT_WAIT_S)
+        rows = list(
+            Attempt.objects.filter(pk__in=attempt_ids).values_list("id", "unix_user", "work_dir")
+        )
+        deadline = time.monotonic() + REPORT_WAIT_S
+        # A read of watched jobs of the same user began before these attempts ended.
+        with self._lock:
+            earlier = [self._active_reads.get(user) for user in {row[1] for row in rows}]
+        wait([read for read in earlier if read is not None], timeout=REPORT_WAIT_S)
+        unread_count = len(rows) + 1
+        # One read has at most ATTEMPTS_PER_COMMAND attempts of a user.
+        while len(rows) < unread_count and (timeout_s := deadline - time.monotonic()) > 0:
+            unread_count = len(rows)
+            wait(self._start_reads(rows, self._cache_reports), timeout=timeout_s)
+            rows = [row for row in rows if self.get_report(row[0]) is None]
 
     def _cache_reports(self, reports: Mapping[int, AttemptReport]) -> None:
         with self._lock:
@@ -203,8 +224,11 @@ class TaskReader(Pass):
         querysets = [cluster_attempts.filter(phase=Attempt.Phase.ENDED, tasks_final=False)]
         if time.monotonic() >= self._next_watch_at:
             self._next_watch_at = time.monotonic() + WATCH_INTERVAL_S
-            watched = Q(job__state="RUNNING", job__watched_until__gt=timezone.now())
-            querysets.append(cluster_attempts.filter(watched, phase=Attempt.Phase.LIVE))
+            querysets.append(
+                cluster_attempts.filter(
+                    _is_read_due(), job__state="RUNNING", phase=Attempt.Phase.LIVE
+                )
+            )
         selected = [
             row
             for attempts in querysets
@@ -298,26 +322,7 @@ class TaskReader(Pass):
                 .select_related("job")
                 .defer("script", "job__spec", "job__plan")
             )
-            tasks_by_attempt: dict[int, list[Task]] = defaultdict(list)
-            for task in Task.objects.filter(attempt__in=attempts):
-                tasks_by_attempt[task.attempt_id].append(task)
-            all_changed: list[Task] = []
-            events: list[NewEvent] = []
-            for attempt in attempts:
-                changed = merge_task_states(
-                    tasks_by_attempt[attempt.pk],
-                    reports[attempt.pk].tasks,
-                    ended=attempt.pk in ended_ids,
-                )
-                all_changed += changed
-                if changed:
-                    events.append(_build_tasks_event(attempt, changed))
-            Task.objects.bulk_update(all_changed, _TASK_COLUMNS, batch_size=100)
-            Attempt.objects.filter(pk__in=list(reports)).update(tasks_read_at=timezone.now())
-            Attempt.objects.filter(
-                pk__in=ended_ids.intersection(reports), phase=Attempt.Phase.ENDED
-            ).update(tasks_final=True)
-            record_events(events)
+            record_events(save_task_states(attempts, reports, ended_ids=ended_ids))
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -327,6 +332,55 @@ class TaskReader(Pass):
         with self._lock:
             futures = list(self._active_reads.values())
         wait(futures, timeout=timeout_s)
+
+
+def _is_read_due() -> Q:
+    """Select the attempts of watched jobs, and now and then those of jobs that keep failed tasks."""
+    now = timezone.now()
+    read_before = Q(tasks_read_at__isnull=True) | Q(tasks_read_at__lt=now - KEPT_TASKS_INTERVAL)
+    return Q(job__watched_until__gt=now) | (Q(job__keeps_failed_tasks=True) & read_before)
+
+
+def save_task_states(
+    attempts: Sequence[Attempt],
+    reports: Mapping[int, AttemptReport],
+    *,
+    ended_ids: Collection[int],
+) -> list[NewEvent]:
+    """Save the reported task states of these attempts; returns the events to record.
+
+    `reports` are by attempt id. `ended_ids` are the attempts that had ended before their files were read. The caller
+    has begun a fenced transaction.
+    """
+    tasks_by_attempt: dict[int, list[Task]] = defaultdict(list)
+    for task in Task.objects.filter(attempt__in=attempts):
+        tasks_by_attempt[task.attempt_id].append(task)
+    all_changed: list[Task] = []
+    events: list[NewEvent] = []
+    for attempt in attempts:
+        tasks, ended = tasks_by_attempt[attempt.pk], attempt.pk in ended_ids
+        changed = merge_task_states(tasks, reports[attempt.pk].tasks, ended=ended)
+        all_changed += changed
+        if changed:
+            events.append(_build_tasks_event(attempt, changed))
+            if not ended:
+                _save_kept_task_count(attempt, tasks)
+    Task.objects.bulk_update(all_changed, _TASK_COLUMNS, batch_size=100)
+    ids = [attempt.pk for attempt in attempts]
+    Attempt.objects.filter(pk__in=ids).update(tasks_read_at=timezone.now())
+    Attempt.objects.filter(
+        pk__in=set(ended_ids).intersection(ids), phase=Attempt.Phase.ENDED
+    ).update(tasks_final=True)
+    return events
+
+
+def _save_kept_task_count(attempt: Attempt, tasks: Iterable[Task]) -> None:
+    """Save how many failed tasks the job keeps. The poller then changes the job's reason."""
+    count = sum(task.state == Task.State.KEPT for task in tasks)
+    jobs = Job.objects.filter(
+        pk=attempt.job_id, attempt_number=attempt.number, attempts__phase=Attempt.Phase.LIVE
+    )
+    jobs.exclude(kept_task_count=count).update(kept_task_count=count)
 
 
 _TASK_COLUMNS = ["state", "node", "ip", "ports", "gpus", "exit_code", "started_at", "ended_at"]
@@ -352,15 +406,18 @@ def merge_task_states(
 ) -> list[Task]:
     """Set the reported states on the tasks, without saving; returns the tasks that changed.
 
-    If the attempt has ended (`ended`), tasks that have no end state become STOPPED.
+    If the attempt has ended (`ended`), tasks that have no end state become STOPPED, and those that were kept FAILED.
+    Otherwise a task without a state file waits: Slurm has requeued the job.
     """
     states_by_task = {(state.role, state.index): state for state in states}
     changed = []
     for task in tasks:
         state = states_by_task.get((task.role, task.index))
-        values = _build_task_columns(state) if state else {}
-        if ended and values.get("state", task.state) in _UNFINISHED_STATES:
-            values["state"] = Task.State.STOPPED.value
+        values: Mapping[str, Any] = {} if ended else WAITING_TASK_COLUMNS
+        if state:
+            values = _build_task_columns(state)
+        if ended:
+            values = {**values, "state": _end_state(values.get("state", task.state))}
         changes = {name: value for name, value in values.items() if getattr(task, name) != value}
         for name, value in changes.items():
             setattr(task, name, value)
@@ -369,7 +426,12 @@ def merge_task_states(
     return changed
 
 
-_UNFINISHED_STATES = (Task.State.WAITING, Task.State.PULLING, Task.State.RUNNING)
+def _end_state(state: str) -> str:
+    """Return the state of a task after the end of its attempt."""
+    if state == Task.State.KEPT:
+        return Task.State.FAILED.value
+    is_unfinished = state in (*UNFINISHED_TASK_STATES, Task.State.UNKNOWN)
+    return Task.State.STOPPED.value if is_unfinished else state
 
 
 def _build_task_columns(state: TaskState) -> dict[str, Any]:
@@ -388,8 +450,10 @@ def _build_task_columns(state: TaskState) -> dict[str, Any]:
 def _convert_task_state(state: TaskState) -> Task.State:
     if state.state == "pulling":
         return Task.State.PULLING
-    if state.state in ("running", "debug"):
+    if state.state == "running":
         return Task.State.RUNNING
+    if state.state == "debug":
+        return Task.State.KEPT
     if state.state != "ended":
         return Task.State.WAITING
     if state.exit_code == 0:

@@ -21,9 +21,11 @@ TASK_COLOURS = {
     "waiting": "PENDING",
     "pulling": "PENDING",
     "running": "RUNNING",
+    "kept": "FAILED",
     "succeeded": "COMPLETED",
     "failed": "FAILED",
     "stopped": "STOPPED",
+    "unknown": "STOPPED",
 }
 
 

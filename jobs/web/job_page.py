@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Callable
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from django.contrib import messages
@@ -31,7 +32,14 @@ from jobs.jobfile.fields import parse_duration
 from jobs.lifecycle.reasons import render_reason_code
 from jobs.models import Attempt, Job, Task
 from jobs.plan import Plan, PlanError
-from jobs.presentation import format_plan, format_problem, list_role_titles, serialize_warning
+from jobs.presentation import (
+    compute_task_age_s,
+    describe_task_failure,
+    format_plan,
+    format_problem,
+    list_role_titles,
+    serialize_warning,
+)
 from jobs.store.access import can_read_output, find_job
 from jobs.store.listing import find_job_row
 from jobs.web.event_text import describe_event
@@ -42,6 +50,9 @@ if TYPE_CHECKING:
 
 MAX_TIMELINE_EVENTS = 200
 MAX_TASKS = 2000
+MAX_KEPT_REASONS = 3
+# The engine reads the states of watched tasks more often; older ones are shown with their age.
+MAX_TASK_AGE_S = 3
 TABS = (
     ("overview", gettext_lazy("Overview")),
     ("logs", gettext_lazy("Logs")),
@@ -100,6 +111,10 @@ def build_live_context(request: HttpRequest, job_id: uuid.UUID) -> dict[str, Any
         else "",
         "stale": bool(find_stale_clusters([job])),
         "ends_at": compute_limit_end(job, timezone.now()),
+        "kept_reasons": [
+            describe_task_failure(task) for task in tasks if task.state == Task.State.KEPT
+        ][:MAX_KEPT_REASONS],
+        "tasks_read_at": find_old_read_time(attempt),
         "tasks": tasks[:MAX_TASKS],
         "role_titles": list_role_titles(row),
         "task_counts": [(state, counts[state]) for state in Task.State.values if counts[state]],
@@ -107,6 +122,12 @@ def build_live_context(request: HttpRequest, job_id: uuid.UUID) -> dict[str, Any
         "events": build_timeline(row),
         "form_key": uuid.uuid4().hex,
     }
+
+
+def find_old_read_time(attempt: Attempt | None) -> datetime | None:
+    """Return when the states of a live attempt's tasks were read, if that is longer ago than usual."""
+    age_s = compute_task_age_s(attempt, timezone.now()) if attempt else None
+    return attempt.tasks_read_at if attempt and (age_s or 0) > MAX_TASK_AGE_S else None
 
 
 def build_timeline(job: Job) -> list[dict[str, Any]]:
@@ -177,6 +198,11 @@ def _stop_job(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
     return _("The job is being stopped."), ""
 
 
+def _release_job(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
+    actions.release_job(job=job, by=user)
+    return _("The kept tasks are being released."), ""
+
+
 def _run_idempotently(
     job: Job, user: User, request: HttpRequest, verb: str, action: Callable[[], Job]
 ) -> Job:
@@ -238,6 +264,7 @@ def _change_description(job: Job, user: User, request: HttpRequest) -> tuple[str
 
 ACTION_HANDLERS: dict[str, Callable[[Job, User, HttpRequest], tuple[str, str]]] = {
     "stop": _stop_job,
+    "release": _release_job,
     "retry": _retry_job,
     "clone": _clone_job,
     "delete": _delete_job,

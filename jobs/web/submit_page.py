@@ -60,7 +60,6 @@ echo "done"
 FALLBACK_IMAGE = "busybox"
 PLACEHOLDER_FOR_SECRETS = "-"
 DEFAULT_TASK_COUNTS = {"worker": 2}
-# Paths of the warnings that `parse_submission` adds to those of the job file.
 STRATEGY_TITLES = {
     "tensorflow/ps": gettext_lazy("TensorFlow, parameter servers"),
     "tensorflow/multiworker": gettext_lazy("TensorFlow, all-reduce between workers"),

@@ -9,6 +9,7 @@ const jobId = page.dataset.jobPage;
 // Interval of requests while the job has not ended. Each request also marks the job as watched, so that the engine reads
 // the states of its tasks.
 const REFRESH_INTERVAL_MS = 5000;
+const FIRST_REFRESH_MS = 2500;
 const MAX_OPEN_LOGS = 6;
 const MAX_LOG_NAMES = 2000;
 
@@ -19,6 +20,8 @@ let hasScript = Boolean(document.getElementById("script-text"));
 
 const refresh = createFragmentRefresher(page.dataset.liveUrl, { everyMs: 400, onChange() { filterTasks(); fetchScript(); } });
 followEvents({ onEvents(events) { if (events.some((event) => event.job === jobId)) refresh(); }, onReset: refresh });
+// The first request marks the job as watched; soon after it the engine has read the states of its tasks.
+setTimeout(() => { if (isLive()) refresh(); }, FIRST_REFRESH_MS);
 setInterval(() => { if (isLive() && !document.hidden) refresh(); }, REFRESH_INTERVAL_MS);
 
 /** Fetch the batch script once, when the first attempt exists. */

@@ -195,7 +195,7 @@ def test_initialized_example_is_trained_and_downloaded(alice: CliUser) -> None:
     assert done.stderr.splitlines()[-1].startswith("COMPLETED")
     rows = alice.run("emetrics", "digits", "--json").stdout.splitlines()
     assert [json.loads(row)["meta"]["epoch"] for row in rows] == [1, 2, 3, 4, 5]
-    fetched = alice.json("download", "digits", "--trainedmodel", "--filename", "model")
+    fetched = alice.json("download", "digits", "--directory", "--filename", "model")
     assert (alice.home / "model" / "model.json").exists(), fetched
 
 
@@ -213,14 +213,34 @@ def test_legacy_manifest_is_trained(alice: CliUser, cluster: Any) -> None:
     job = alice.json("show", "tf-convolutional-network-tutorial")
     assert (job["state"], job["gpus"]) == ("COMPLETED", 1)
     assert [task["state"] for task in job["task_list"]] == ["succeeded"]
-    results = alice.json("download", job["id"], "--trainedmodel", "--filename", "results")
-    assert results["files"] == ["results/model.txt"]
-    assert (alice.home / "results" / "model.txt").read_text() == "weights"
-    alice.json("download", job["id"], "--definition", "--filename", "definition.zip")
-    with zipfile.ZipFile(alice.home / "definition.zip") as archive:
-        assert sorted(archive.namelist()) == ["code/tf-model/convolutional_network.py", "job.yaml"]
+    check_downloads(alice, job["id"])
     numbered = alice.run("loglines", job["id"]).stdout.splitlines()
     assert numbered[0] == "worker-0      1  read 60000 pictures"
+
+
+def check_downloads(alice: CliUser, job_id: str) -> None:
+    """Archives with the names of FfDL's command, a file name of one's own, a directory, a single file."""
+    code = ["code/tf-model/convolutional_network.py", "job.yaml"]
+    for options, name, content in (
+        (["--trainedmodel"], f"{job_id}-trainedmodel.zip", ["model.txt"]),
+        (["--definition"], f"{job_id}-definition.zip", code),
+        (["--definition", "--filename", "mine"], "mine", code),
+    ):
+        fetched = alice.json("download", job_id, *options)
+        assert fetched == {"target": name, "files": [name]}
+        with zipfile.ZipFile(alice.home / name) as archive:
+            assert sorted(archive.namelist()) == content
+    assert not list(alice.home.glob("*.files"))
+    results = alice.json("download", job_id, "--directory", "--filename", "results")
+    assert results["files"] == ["results/model.txt"]
+    assert (alice.home / "results" / "model.txt").read_text() == "weights"
+    alice.json("download", job_id, "--path", "model.txt")
+    assert (alice.home / "model.txt").read_text() == "weights"
+    alice.json("download", job_id, "--filename", "results.tar")
+    with tarfile.open(alice.home / "results.tar") as archive:
+        assert any(name.endswith("model.txt") for name in archive.getnames())
+    refused = alice.run("download", job_id, "--filename", "results.tar.gz")
+    assert (refused.returncode, ".zip or .tar" in refused.stderr) == (1, True)
 
 
 # --- jobs -------------------------------------------------------------------------------------------

@@ -302,8 +302,8 @@ class Client:
 
     def tasks(self, job: JobLike, *, attempt: int | None = None) -> Sequence[Task]:
         path = f"jobs/{parse_job_id(job)}/tasks"
-        rows = self.session.json("GET", path, params={"attempt": attempt})["items"]
-        return [Task.from_json(row) for row in rows]
+        body = self.session.json("GET", path, params={"attempt": attempt})
+        return [Task.from_json(row, body.get("age_s")) for row in body["items"]]
 
     def events(self, job: JobLike, *, since: int = 0) -> Iterator[Json]:
         """Yield the job's events, oldest first."""
@@ -343,6 +343,12 @@ class Client:
     def stop(self, job: JobLike) -> Job:
         return Job.from_json(
             self.session.json("POST", f"jobs/{parse_job_id(job)}/stop", repeatable=True)
+        )
+
+    def release(self, job: JobLike) -> Job:
+        """End the failed tasks that a job with isDebug keeps. The job then ends with their exit code."""
+        return Job.from_json(
+            self.session.json("POST", f"jobs/{parse_job_id(job)}/release", repeatable=True)
         )
 
     def delete(

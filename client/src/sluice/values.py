@@ -69,6 +69,8 @@ class Job:
     gpus: int
     gpu_type: str
     tasks: int
+    kept_tasks: int  # failed tasks that isDebug keeps for inspection
+    kept_until: datetime | None  # when the time limit ends them
     warnings: tuple[str, ...]
     plan_words: str
     raw: Json = field(repr=False, compare=False)
@@ -101,6 +103,8 @@ class Job:
             gpus=int(raw.get("gpus") or 0),
             gpu_type=str(raw.get("gpu_type") or ""),
             tasks=int(raw.get("tasks") or 0),
+            kept_tasks=int(raw.get("kept_tasks") or 0),
+            kept_until=parse_timestamp(raw.get("kept_until")),
             warnings=tuple(warning_text(row) for row in raw.get("warnings") or ()),
             plan_words=str(raw.get("plan_words") or ""),
             raw=raw,
@@ -139,12 +143,15 @@ class Task:
     state: str
     node: str
     exit_code: int | None
+    reason: str  # why it failed
+    kept_until: datetime | None  # state `kept`: when the time limit ends it
+    age_s: int | None  # seconds since the state was read; None: it is final
     started_at: datetime | None
     ended_at: datetime | None
     raw: Json = field(repr=False, compare=False)
 
     @classmethod
-    def from_json(cls, raw: Json) -> Task:
+    def from_json(cls, raw: Json, age_s: int | None = None) -> Task:
         return cls(
             role=str(raw["role"]),
             role_title=str(raw.get("role_title") or ""),
@@ -152,6 +159,9 @@ class Task:
             state=str(raw.get("state", "")),
             node=str(raw.get("node") or ""),
             exit_code=raw.get("exit_code"),
+            reason=str(raw.get("reason") or ""),
+            kept_until=parse_timestamp(raw.get("kept_until")),
+            age_s=age_s,
             started_at=parse_timestamp(raw.get("started_at")),
             ended_at=parse_timestamp(raw.get("ended_at")),
             raw=raw,

@@ -144,6 +144,7 @@ def find_suspicious_values(spec: JobSpec) -> Iterator[tuple[Loc, Message]]:
                 "restarts the job without end, even after success.",
             ),
         )
+    yield from _find_inactive_sections(spec)
 
 
 def _find_reserved_variables(names: Iterable[str], loc: Loc) -> Iterator[tuple[Loc, Message]]:
@@ -156,3 +157,25 @@ def _find_reserved_variables(names: Iterable[str], loc: Loc) -> Iterator[tuple[L
                     "is set by Sluice; this value is not used.",
                 ),
             )
+
+
+def _find_inactive_sections(spec: JobSpec) -> Iterator[tuple[Loc, Message]]:
+    """Find sections that are stored with the job but have no effect yet."""
+    if spec.alerts and (spec.alerts.event or spec.alerts.deadline or spec.alerts.overtime):
+        yield (
+            ("alerts",),
+            msg("import.native.alerts-inactive", "saved, not active yet: no alert is sent."),
+        )
+    if spec.services:
+        yield (
+            ("services", 0),
+            msg("import.native.services-inactive", "saved, not active yet: no service is started."),
+        )
+    if spec.metrics:
+        yield (
+            ("metrics",),
+            msg(
+                "import.native.metrics-inactive",
+                "saved, not active yet: no curves are drawn. The command “sluice emetrics” prints the numbers.",
+            ),
+        )

@@ -163,6 +163,52 @@ copy_code() {
   fi
 }
 
+# ---- The head of the batch log ----------------------------------------------------------------
+
+# is_public DIRECTORY: true if every user of the cluster may list the directory.
+is_public() {
+  local dir=$1
+  [[ $(stat -Lc %A -- "$dir" 2>/dev/null) == ???????r?[xt] ]] || return
+  while dir=${dir%/*} && [[ -n $dir ]]; do
+    [[ $(stat -Lc %A -- "$dir" 2>/dev/null) == *[xt] ]] || return
+  done
+}
+
+# log_directory NAME DIRECTORY: prints the directory, how many entries it has and the names of the first ones. More
+# people may read this log than a person's own directories: names are printed only of files that they may read, too.
+log_directory() {
+  local names=() name count
+  printf '  %s=%s\n' "$1" "$2"
+  [[ -d $2 ]] || return 0
+  mapfile -t names < <(timeout 5 ls -AU -- "$2" 2>/dev/null | head -n 1000 | sort)
+  count=${#names[@]}
+  ((count < 1000)) || count='1000 or more'
+  printf '    entries: %s\n' "$count"
+  [[ $2 == "${attempt_dir%/*}"/* ]] || is_public "$2" || return 0
+  for name in "${names[@]:0:10}"; do printf '    %s\n' "${name//[[:cntrl:]]/?}"; done
+  ((${#names[@]} <= 10)) || printf '    …\n'
+}
+
+# log_commands: prints the commands of each role, as they run. Values of secrets are variables and no part of them.
+log_commands() {
+  local r pre_command command post_command
+  # shellcheck source=/dev/null
+  . "$attempt_dir/roles.sh" || return
+  for r in "${!role_names[@]}"; do
+    role_commands "$r"
+    printf '  command of role %s, tasks: %s\n' "${role_names[r]}" "${role_tasks[r]}"
+    printf '%s\n' "$pre_command" "$command" "$post_command" | sed '/^$/d; s/^/    /'
+  done
+}
+
+# log_job: prints what the job runs, and on which directories.
+log_job() {
+  local i
+  log_message "attempt ${attempt_dir##*/}, Slurm job $SLURM_JOB_ID on ${SLURM_JOB_NODELIST-}"
+  for ((i = 0; i < ${#log_dirs[@]}; i += 2)); do log_directory "${log_dirs[i]}" "${log_dirs[i + 1]}"; done
+  (log_commands) | head -c 20000
+}
+
 # load_image_login SOURCE: exports the user name and password for fetching an image. They come from the file
 # that authFile in the job file names, or from roles.sh, which takes precedence.
 load_image_login() {
@@ -501,6 +547,7 @@ finish() {
 prepare
 check_directories
 [[ -n $outcome ]] || copy_code
+[[ -n $outcome ]] || log_job
 [[ -n $outcome ]] || check_images
 [[ -n $outcome ]] || start_steps
 supervise

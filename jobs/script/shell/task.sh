@@ -447,9 +447,9 @@ run_task() {
 }
 
 # hold_for_debugging: waits, so that a failed task of a job with isDebug keeps its node for inspection. Returns when
-# the job is stopped or someone creates the file "release" in the attempt's directory.
+# the job is stopped or Sluice creates the file "release" in the attempt's directory.
 hold_for_debugging() {
-  state=debug
+  state=debug task_pid='' # the task's process group has ended: on_term must not signal its number
   write_state
   until ((stopping)) || [[ -e $attempt_dir/release ]]; do sleep 2; done
 }

@@ -42,12 +42,12 @@ def mark_ended(job: Job, state: str = "FAILED") -> Job:
 
 class TestAccess:
     ALLOWED_ACTIONS: dict[str, set[str]] = {
-        "alice": {"view", "edit", "stop", "delete", "time_limit", "retry", "clone"},
+        "alice": {"view", "edit", "stop", "release", "delete", "time_limit", "retry", "clone"},
         "bob": {"view", "clone"},
         "viewer": {"view", "clone"},  # the target namespace is checked when the clone is created
-        "chief": {"view", "clone", "stop", "delete", "time_limit"},
+        "chief": {"view", "clone", "stop", "release", "delete", "time_limit"},
         "carol": set(),
-        "admin": {"view", "edit", "stop", "delete", "time_limit", "retry", "clone"},
+        "admin": {"view", "edit", "stop", "release", "delete", "time_limit", "retry", "clone"},
     }
 
     @pytest.mark.parametrize("username", sorted(ALLOWED_ACTIONS))

@@ -43,6 +43,7 @@ from jobs.sync.task_reader import (
     interpret_script_result,
     merge_task_states,
     parse_reports,
+    save_task_states,
 )
 from tests.app.scenario import Scenario
 
@@ -253,6 +254,25 @@ def new_poller(scenario: Scenario) -> Poller:
     assert lease is not None
     context = PassContext(scenario.cluster, lease)
     return Poller(context, TaskReader(context))
+
+
+def create_poller(scenario: Scenario) -> Poller:
+    lease = Lease.acquire(scenario.cluster, "me")
+    assert lease is not None
+    context = PassContext(scenario.cluster, lease)
+    return Poller(context, TaskReader(context))
+
+
+def create_attempt_with_kept_task(scenario: Scenario) -> Attempt:
+    """Create a running job with isDebug whose only task has failed and is kept."""
+    attempt = scenario.create_live_attempt(scenario.job())
+    Job.objects.update(keeps_failed_tasks=True)
+    Task.objects.create(attempt=attempt, role="worker", index=0)
+    report = AttemptReport(None, (TaskState("worker", 0, "debug", host="n1", exit_code=7),))
+    save_task_states([attempt], {attempt.pk: report}, ended_ids=())
+    attempt.job.refresh_from_db()
+    assert attempt.job.kept_task_count == 1
+    return attempt
 
 
 def age_end(poller: Poller, attempt_id: int, seconds: float) -> None:
@@ -493,6 +513,112 @@ class TestReports:
         assert [t.state for t in tasks] == ["succeeded", "stopped", "stopped"]
         assert merge_task_states(tasks, [], ended=True) == []
 
+    def test_kept_task_failed_when_its_job_ends(self) -> None:
+        tasks = [Task(role="w", index=n) for n in range(2)]
+        kept = TaskState("w", 0, "debug", host="n1", exit_code=7)
+        merge_task_states(tasks, [kept], ended=False)
+        assert [(t.state, t.exit_code) for t in tasks] == [("kept", 7), ("waiting", None)]
+        merge_task_states(tasks, [kept], ended=True)
+        assert [t.state for t in tasks] == ["failed", "stopped"]
+
+    def test_task_without_state_file_waits_after_requeue(self) -> None:
+        task = Task(role="w", index=0, state="kept", node="n1", exit_code=7)
+        assert merge_task_states([task], [], ended=False) == [task]
+        assert (task.state, task.node, task.exit_code) == ("waiting", "", None)
+        assert merge_task_states([task], [], ended=False) == []
+
+    @pytest.mark.parametrize(
+        ("slurm_state", "waited_s", "must_wait"),
+        [("TIMEOUT", 0, True), ("TIMEOUT", 6, False), ("FAILED", 6, True), ("FAILED", 16, False)],
+    )
+    def test_end_waits_for_task_states(
+        self,
+        scenario: Scenario,
+        monkeypatch: pytest.MonkeyPatch,
+        slurm_state: str,
+        waited_s: int,
+        must_wait: bool,
+    ) -> None:
+        poller = create_poller(scenario)
+        monkeypatch.setattr(poller._task_reader, "fetch_reports", lambda ids: None)
+        observation = Observation(ObservationStatus.FOUND, slurm_state=slurm_state)
+        poller._seconds_since_end(1)
+        age_end(poller, 1, waited_s)
+        assert poller._read_reports({1: observation}) == ({1} if must_wait else set())
+
+    def test_reports_of_many_attempts_are_read_at_once(
+        self, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Several commands per user in one call; a failing command is not repeated."""
+        reader = create_poller(scenario)._task_reader
+        job = scenario.job()
+        Attempt.objects.bulk_create(
+            Attempt(
+                job=job, cluster=job.cluster, number=n, unix_user="alice", work_dir=f"/w/jobs/j/{n}"
+            )
+            for n in range(1, 251)
+        )
+        sizes: list[int] = []
+
+        def read(user: str, attempts: list[tuple[int, str]], callback: Any) -> None:
+            sizes.append(len(attempts))
+            if len(sizes) < 4:
+                callback({attempt_id: AttemptReport(None, ()) for attempt_id, _ in attempts})
+
+        monkeypatch.setattr(reader, "_read_user_files", read)
+        ids = list(Attempt.objects.values_list("pk", flat=True))
+        reader.fetch_reports(ids)
+        assert sizes == [100, 100, 50]
+        reader.keep_reports(ids[:10])
+        assert [reader.get_report(pk) is not None for pk in ids[9:11]] == [True, False]
+        reader.fetch_reports(ids[10:12])
+        assert sizes == [100, 100, 50, 2]
+
+    @pytest.mark.parametrize("has_report", [True, False])
+    def test_tasks_end_in_the_transaction_of_the_job(
+        self, scenario: Scenario, has_report: bool
+    ) -> None:
+        job = scenario.job()
+        attempt = scenario.create_live_attempt(job)
+        Task.objects.create(attempt=attempt, role="worker", index=0)
+        poller = create_poller(scenario)
+        state = TaskState("worker", 0, "ended", exit_code=0, ended=2.0)
+        if has_report:
+            poller._task_reader._cache_reports({attempt.pk: AttemptReport(None, (state,))})
+        completed = Observation(ObservationStatus.FOUND, slurm_state="COMPLETED", exit_code=0)
+        poller._apply_batch([attempt.pk], {attempt.pk: ObservedRecord(completed, None)})
+        attempt.refresh_from_db()
+        assert Job.objects.get().state == "COMPLETED"
+        expected = ("succeeded", True) if has_report else ("unknown", False)
+        assert (Task.objects.get().state, attempt.tasks_final) == expected
+
+    def test_requeue_resets_tasks_and_release(self, scenario: Scenario) -> None:
+        attempt = create_attempt_with_kept_task(scenario)
+        actions.release_job(job=attempt.job, by=scenario.alice)
+        pending = Observation(ObservationStatus.FOUND, slurm_state="PENDING")
+        create_poller(scenario)._apply_batch(
+            [attempt.pk], {attempt.pk: ObservedRecord(pending, None)}
+        )
+        attempt.refresh_from_db()
+        task, job = Task.objects.get(), Job.objects.get()
+        assert (task.state, task.exit_code, task.node) == ("waiting", None, "")
+        assert (job.state, job.kept_task_count, attempt.wanted_release) == ("PENDING", 0, False)
+
+    def test_kept_task_becomes_the_reason(self, scenario: Scenario) -> None:
+        attempt = create_attempt_with_kept_task(scenario)
+        poller = create_poller(scenario)
+        lease = poller._lease
+        running = Observation(ObservationStatus.FOUND, slurm_state="RUNNING")
+        poller._apply_batch([attempt.pk], {attempt.pk: ObservedRecord(running, None)})
+        job = Job.objects.get()
+        assert render_reason(job.reason).startswith("Failed tasks are kept for inspection")
+        with lease.fenced_transaction():
+            started = AttemptReport(None, (TaskState("worker", 0, "running"),))
+            save_task_states([attempt], {attempt.pk: started}, ended_ids=())
+        poller._apply_batch([attempt.pk], {attempt.pk: ObservedRecord(running, None)})
+        job.refresh_from_db()
+        assert (job.kept_task_count, job.reason_code) == (0, "")
+
     def test_missing_report_is_reread_past_nfs_delay(
         self, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -514,7 +640,12 @@ class TestReports:
 
         monkeypatch.setattr(reader, "fetch_reports", fetch_reports)
         poller = Poller(context, reader)
-        ended = {**dict.fromkeys(range(1, 5), "COMPLETED"), 5: "FAILED"}
+        now = timezone.now()
+        short = Observation(
+            ObservationStatus.FOUND, slurm_state="COMPLETED", started_at=now, ended_at=now
+        )
+        failed = Observation(ObservationStatus.FOUND, slurm_state="FAILED")
+        ended = {**dict.fromkeys(range(1, 5), short), 5: failed}
         assert poller._read_reports(ended) == {1, 4}
         # Only these are read again; an attempt without any report waits less long.
         for attempt_id in ended:
@@ -522,7 +653,7 @@ class TestReports:
         assert poller._read_reports(ended) == {1}
         assert queried == [[1, 2, 3, 4, 5], [1, 4]]
         age_end(poller, 1, 60)
-        assert poller._read_reports({1: "COMPLETED"}) == set()
+        assert poller._read_reports({1: short}) == set()
         assert reader.pop_report(1) == reports[1]
 
     def test_stale_task_report_is_not_final(

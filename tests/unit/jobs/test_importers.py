@@ -52,6 +52,26 @@ class TestBaseFormat:
         assert (result.spec.namespace, result.spec.is_debug) == ("vision", True)
         assert result.spec.extras == {"virtualGroup": "total"}
 
+    @pytest.mark.parametrize(
+        ("section", "path"),
+        [
+            ({"alerts": {"event": [{"event_checker": "FAILED"}]}}, "alerts"),
+            ({"services": [{"kind": "jupyter"}]}, "services[0]"),
+            ({"metrics": {"type": "tensorboard"}}, "metrics"),
+        ],
+    )
+    def test_inactive_section_gives_a_warning(self, section, path):
+        document = {
+            "jobName": "j",
+            "image": "i",
+            "taskRoles": [{"name": "w", "command": "true"}],
+        }
+        assert load_document(document).warnings == ()
+        assert load_document({**document, "alerts": {}}).warnings == ()
+        warnings = warnings_by_path(load_document({**document, **section}))
+        assert list(warnings) == [path]
+        assert str(warnings[path]).startswith("saved, not active yet")
+
     def test_questionable_values_give_warnings(self):
         result = load_document(
             {
@@ -158,6 +178,8 @@ class TestOpenPaiV2:
             "taskRoles.worker.resourcePerInstance.memoryMB",
             "taskRoles.worker.completion.minSucceededInstances",
             f"{plugins}[0].parameters.userssh",
+            f"{plugins}[0]",  # services are not active yet
+            "extras.jobStatusChangeNotification",  # nor are alerts
             f"{plugins}[1].parameters.callbacks[1]",
             f"{plugins}[2]",
             f"{plugins}[4].parameters.storageConfigNames",
@@ -306,6 +328,9 @@ class TestManifest:
             "framework.command",
             "framework.image_tag",
             "evaluation_metrics.event_types",
+            # not active yet
+            "evaluation_metrics",
+            "job_alert",
         }
 
     @pytest.mark.parametrize(

@@ -34,6 +34,9 @@ from sluice.errors import Invalid, SluiceError
 from sluice.messages import t
 from sluice.values import Job, Plan, Task
 
+# The states of watched tasks are read more often; older ones are shown with their age.
+MAX_TASK_AGE_S = 3
+
 
 def register(app: typer.Typer) -> None:
     """Add these commands, in the order in which the help lists them."""
@@ -50,6 +53,9 @@ def register(app: typer.Typer) -> None:
     app.command("wait", help=t("Wait for the end without printing output."))(wait)
     app.command("stop", help=t("Stop jobs."))(stop)
     app.command("halt", help=t("The same as stop."))(stop)
+    app.command(
+        "release", help=t("End failed tasks that isDebug keeps; the job ends with their exit code.")
+    )(release)
     app.command("delete", help=t("Delete jobs; those that still run are stopped first."))(delete)
     app.command("retry", help=t("Run an ended job again, as a new attempt."))(retry)
     app.command("clone", help=t("Submit the same job file as a new job."))(clone)
@@ -351,6 +357,7 @@ def show_job(server_url: str, job: Job, tasks: Sequence[Task]) -> None:
             (t("State"), output.state_text(job)),
             (t("Reason"), str(job.reason)),
             (t("Exit code"), "" if job.exit_code is None else job.exit_code),
+            (t("Kept until"), output.timestamp_text(job.kept_until)),
             (t("Owner"), job.owner),
             (t("Namespace"), job.namespace),
             (t("Slurm id"), job.slurm_job_id),
@@ -391,6 +398,12 @@ def show_job(server_url: str, job: Job, tasks: Sequence[Task]) -> None:
                 for task in tasks
             ),
         )
+        age_s = tasks[0].age_s or 0
+        if age_s > MAX_TASK_AGE_S:
+            output.print_message(
+                t("The states of the tasks were read {age} ago.", age=output.duration_text(age_s)),
+                "dim",
+            )
     print_warnings(job.warnings)
 
 
@@ -447,6 +460,15 @@ def stop(ids: JobArguments, json: JsonOption = False) -> None:
         stopped = client.stop(job)
         output.print_message(t("{name} is being stopped.", name=job.name))
         return stopped.raw
+
+    for_each_job(ids, apply)
+
+
+def release(ids: JobArguments, json: JsonOption = False) -> None:
+    def apply(client: Client, job: Job) -> object:
+        released = client.release(job)
+        output.print_message(t("The kept tasks of {name} are being released.", name=job.name))
+        return released.raw
 
     for_each_job(ids, apply)
 

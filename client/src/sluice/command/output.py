@@ -135,9 +135,11 @@ def task_state_text(state: str) -> str:
         "waiting": t("waiting"),
         "pulling": t("pulling the image"),
         "running": t("running"),
+        "kept": t("failed, kept"),
         "succeeded": t("succeeded"),
         "failed": t("failed"),
         "stopped": t("stopped"),
+        "unknown": t("result unknown"),
     }
     return labels.get(state, state)
 
