@@ -148,6 +148,7 @@ def _serialize_task(row: Task, attempt_number: int) -> shapes.TaskShape:
         "ports": row.ports,
         "gpus": row.gpus,
         "exit_code": row.exit_code,
+        "pulled_bytes": row.pulled_bytes,
         "started_at": format_optional_timestamp(row.started_at),
         "ended_at": format_optional_timestamp(row.ended_at),
     }

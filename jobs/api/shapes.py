@@ -81,6 +81,9 @@ class TaskShape(TypedDict):
     ports: dict[str, Any]
     gpus: str
     exit_code: int | None
+    pulled_bytes: Annotated[
+        int | None, Help("State `pulling`: bytes of the image fetched so far; null: not known.")
+    ]
     started_at: Timestamp | None
     ended_at: Timestamp | None
 

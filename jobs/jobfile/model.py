@@ -100,7 +100,7 @@ class TaskRole(Section):
         default=64,
         title=_("Shared memory (MB)"),
         description=_(
-            "Size of /dev/shm of each task in MiB, part of its memory; 0: set by the container runtime."
+            "Size of /dev/shm of each task in MiB, part of its memory; 0: /dev/shm of the node."
         ),
         json_schema_extra=form("resources", professional=True, minimum=0),
     )

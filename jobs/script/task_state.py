@@ -62,6 +62,7 @@ class TaskState:
     signal: int | None = None
     reason: str = ""
     image: str = ""
+    pulled_bytes: int | None = None  # state pulling: from the file "pulling" (`ImagePull`)
 
 
 @dataclass(frozen=True, slots=True)

@@ -356,7 +356,7 @@ def show_job(server_url: str, job: Job, tasks: Sequence[Task]) -> None:
             (
                 (
                     f"{task.role}-{task.index}",
-                    output.task_state_text(task.state),
+                    output.task_state_text(task),
                     task.node,
                     "" if task.exit_code is None else task.exit_code,
                 )
