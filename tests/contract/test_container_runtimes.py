@@ -319,6 +319,7 @@ AUTH_FILES = {
     "registry": ("nvcr.io", "docker://nvcr.io#nv/torch:1", "nvcr.io", "nvcr.io/nv/torch:1"),
     "port": ("r.org:5000", "docker://r.org:5000#a/b:1", "r.org", "r.org:5000/a/b:1"),
     "hub": ("", "docker://bob@a/b:1", "registry-1.docker.io", "a/b:1"),
+    "hub-url": ("https://index.docker.io/v1/", "docker://bob@b:1", "registry-1.docker.io", "b:1"),
 }
 
 
@@ -329,7 +330,7 @@ def test_auth_file_becomes_enroot_credentials(
 ) -> None:
     registry, uri, machine, image = AUTH_FILES[case]
     auth_file = tmp_path / "auth"
-    auth_file.write_text(f"{registry}\nbob\np'a$s\n")
+    auth_file.write_text(f"{registry}\nbob\np'a$s")
     document = {**job_document(tmp_path / "data"), "image": image, "authFile": str(auth_file)}
     code, calls = node.run(document, runtime, UNPACK_OUTPUT if runtime == "enroot" else "")
     assert code == 3
@@ -351,14 +352,17 @@ def test_login_of_the_job_file_is_passed_to_enroot(node: FakeSlurmNode, tmp_path
     assert node.recorded("credentials").splitlines()[0] == expected
 
 
-def test_login_for_another_registry_is_not_sent(node: FakeSlurmNode, tmp_path: Path) -> None:
+@pytest.mark.parametrize("registry", ["r.org", "nvcr.io:443", "evilnvcr.io"])
+def test_login_for_another_registry_is_not_sent(
+    node: FakeSlurmNode, tmp_path: Path, registry: str
+) -> None:
     auth_file = tmp_path / "auth"
-    auth_file.write_text("r.org\nbob\nsecret\n")
+    auth_file.write_text(f"{registry}\nbob\nsecret\n")
     document = {**job_document(tmp_path / "data"), "authFile": str(auth_file)}
     code, _ = node.run(document, "enroot", UNPACK_OUTPUT)
     assert code == 3
     assert not Path(f"{node.record}.credentials").exists()
-    assert f"the login in {auth_file} is for r.org and not used for nvcr.io" in node.batch_log
+    assert f"the login in {auth_file} is for {registry} and not used for nvcr.io" in node.batch_log
 
 
 @pytest.mark.parametrize(
@@ -369,6 +373,8 @@ def test_login_for_another_registry_is_not_sent(node: FakeSlurmNode, tmp_path: P
         ("curl: (6) Could not resolve host: nvcr.io", "image_failed"),
         ("curl: (7) Failed to connect to nvcr.io port 443: \x1b[31mrefused\x07", "image_failed"),
         ("enroot: line 3: curl: command not found", "image_failed"),
+        ("[ERROR] mkdir: cannot create directory: permission denied", "image_failed"),
+        ("[ERROR] requested access to the resource is denied", "image_missing"),
         ("x" * 5000, "image_failed"),
     ],
 )  # fmt: skip

@@ -107,18 +107,23 @@ image_registry() {
   registry=''
   [[ $name != *[/#]* ]] || registry=${name%%[/#]*}
   [[ $registry == *[.:]* || $registry == localhost ]] || registry=docker.io
+  is_docker_hub "$registry" && registry=docker.io
 }
+
+is_docker_hub() { [[ -z $1 || $1 =~ ^(docker\.io|index\.docker\.io|registry-1\.docker\.io|hub\.docker\.com)$ ]]; }
 
 # read_auth_file REGISTRY: sets user and password to the login in authFile. The file has OpenPAI's format: registry,
 # user name and password, one per line. A login for another registry is not used: that registry would learn the password.
 read_auth_file() {
-  local host login_user login_password
-  { read -r host && read -r login_user && read -r login_password; } <"$auth_file" || {
+  local host='' login_user='' login_password=''
+  # The last line may have no line break; read fails then.
+  { read -r host && read -r login_user && read -r login_password; } <"$auth_file"
+  if [[ -z $login_password ]]; then
     printf 'the file %s must contain registry, user name and password, one per line\n' "$auth_file"
     return 1
-  }
+  fi
   host=${host#*://} host=${host%%/*}
-  [[ -n $host && $host != *docker.io && $host != *docker.com ]] || host=docker.io
+  is_docker_hub "$host" && host=docker.io
   if [[ $host == "$1" ]]; then
     user=$login_user password=$login_password
   else
@@ -187,11 +192,11 @@ fetch_image() {
 # report_pull ROLE FILE: writes the progress of fetching an image to the file "pulling". It counts the bytes of FILE and
 # of the layers in the caches of Apptainer, Singularity and enroot that are newer than the start.
 report_pull() {
-  local size bytes=0
-  while read -r size; do ((bytes += size)); done < <(find "$2.$SLURM_JOB_ID" \
+  local bytes
+  bytes=$(find "$2.$SLURM_JOB_ID" \
     "${APPTAINER_CACHEDIR:-$HOME/.apptainer}/cache/blob" "${SINGULARITY_CACHEDIR:-$HOME/.singularity}/cache/blob" \
     "${ENROOT_CACHE_PATH:-${XDG_CACHE_HOME:-$HOME/.cache}/enroot}" \
-    -type f -newer "$pipes/fetch_start" -printf '%s\n' 2>/dev/null)
+    -type f -newer "$pipes/fetch_start" -printf '%s\n' 2>/dev/null | awk '{ sum += $1 } END { printf "%.0f", sum }')
   printf 'role=%s\nimage=%s\nbytes=%s\n' "${role_names[$1]}" "${image_names[$1]}" "$bytes" | write_atomically pulling
 }
 
@@ -220,6 +225,9 @@ check_images() {
   done
 }
 
+# Answers of registries and of their clients to a request that fails every time.
+registry_refusal='(manifest|name) unknown|404 not found|(manifest|repository|image).* not found|denied|unauthorized|forbidden|invalid reference'
+
 # pull_image ROLE: fetches the role's image from its registry and reports the progress; fails the job if that fails.
 pull_image() {
   local i fetch error source=${image_sources[$1]} file=${image_files[$1]}
@@ -242,7 +250,7 @@ pull_image() {
   fi
   [[ ! -e $file ]] || return 0
   error=$(find_error "$pipes/fetch.log" "$source")
-  if grep -qiE 'manifest unknown|name unknown|not found|denied|unauthorized|forbidden|invalid reference' <<<"${error/command not found/}"; then
+  if grep -qiE "$registry_refusal" <<<"${error/permission denied/}"; then
     fail_start "$exit_image_missing" image_missing "the registry has no container image $source for you: $error" "$1" "$error"
   else
     fail_start "$exit_image_failed" image_failed "the container image $source could not be fetched: $error" "$1" "$error"
