@@ -92,6 +92,10 @@ done
 exit "${PIPESTATUS[0]}"
 """,
     "scancel": "",
+    "apptainer": """[[ $1 != pull ]] || { : >"$2"; exit; }
+while [[ $1 != /bin/sh ]]; do shift; done
+exec "$@"
+""",
 }
 
 
@@ -120,7 +124,7 @@ class FakeSlurmNode:
         self,
         job: dict[str, Any],
         runtime: str,
-        expected_stderr: str = "",
+        expected_stderr: str | None = "",  # None: not compared
         image_logins: dict[str, dict[str, str]] | None = None,
     ) -> tuple[int, list[list[str]]]:
         rendered = render_job(
@@ -139,7 +143,7 @@ class FakeSlurmNode:
             timeout=60,
             check=False,
         )
-        assert done.stderr == expected_stderr
+        assert expected_stderr in (None, done.stderr)
         self.batch_log = done.stdout
         lines = self.record.read_text().splitlines() if self.record.exists() else []
         return done.returncode, [line.split("\x1f")[:-1] for line in lines]
@@ -281,6 +285,19 @@ def test_failed_enroot_create_leaves_nothing_and_names_its_error(
     assert node.files_left() == []
 
 
+def test_enroot_container_is_removed_after_the_task_was_killed(
+    node: FakeSlurmNode, tmp_path: Path
+) -> None:
+    """task.sh gets SIGTERM, the task ignores it and is killed after the grace period of one second."""
+    wrapper = "$(awk '{ print $4 }' /proc/$PPID/stat)"  # the parent of enter.sh
+    command = f"trap '' TERM; echo up; kill -TERM {wrapper}; sleep 60"
+    code, _ = node.run(job_document(tmp_path / "data", command=command), "enroot", None)
+    assert code == 143  # bash also reports the killed process
+    state = parse_task_state(Path(node.paths.path_to("tasks", "w-0.state")).read_text())
+    assert (state.state, state.reason, state.signal) == ("ended", "stopped", 9)
+    assert node.files_left() == []
+
+
 def test_enroot_removes_what_a_killed_job_left_behind(node: FakeSlurmNode, tmp_path: Path) -> None:
     data = tmp_path / f"sluice-enroot-{os.getuid()}"
     (data / "sluice-5-0-1" / "etc").mkdir(parents=True)
@@ -401,6 +418,23 @@ def test_password_that_enroot_would_evaluate_is_refused(
     assert (code, [call for call in calls if call[0] == "enroot"]) == (202, [])
     result = parse_script_result(Path(node.paths.path_to("result")).read_text())
     assert result.error.startswith("enroot cannot use the login for nvcr.io")
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_apptainer_task_runs_where_user_namespaces_are_not_allowed(
+    node: FakeSlurmNode, tmp_path: Path, allowed: bool
+) -> None:
+    """Then /dev/shm is the one of the node, and the task's log says so."""
+    if not allowed:
+        unshare = tmp_path / "bin" / "unshare"
+        unshare.write_text("#!/bin/sh\necho unshare failed: Operation not permitted >&2\nexit 1\n")
+        unshare.chmod(0o755)
+    command = "stat -c %d /dev/shm; exit 3"
+    code, _ = node.run(job_document(tmp_path / "data", command=command), "apptainer")
+    assert code == 3
+    *notes, device = Path(node.paths.task_log("w", 0)).read_text().splitlines()
+    assert (int(device) == os.stat("/dev/shm").st_dev) is not allowed
+    assert ["shmMB has no effect on n1" in note for note in notes] == ([] if allowed else [True])
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from tests.conftest import EmbeddedCluster
-from tests.slurm.batch_harness import USER
 from tests.sluice_server import RunningSluice
+from tests.slurm.batch_harness import USER
 from tests.slurm.local_registry import serve_registry
 
 pytestmark = pytest.mark.cluster
