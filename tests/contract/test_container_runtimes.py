@@ -263,7 +263,9 @@ def test_enroot_unpacks_starts_and_removes_the_container(
 def test_enroot_tasks_on_one_node_share_one_unpacked_image(
     node: FakeSlurmNode, tmp_path: Path
 ) -> None:
-    document = job_document(tmp_path / "data", taskNumber=3, command="sleep 0.$PAI_TASK_INDEX")
+    # Each task waits for the others, so that all use the directory at the same time.
+    command = "touch up-$PAI_TASK_INDEX; until [ $(ls up-* | wc -l) = 3 ]; do sleep 0.1; done"
+    document = job_document(tmp_path / "data", taskNumber=3, command=command)
     code, calls = node.run(document, "enroot", UNPACK_OUTPUT)
     assert code == 0
     names = [call[1] for call in calls if call[0] == "enroot"]

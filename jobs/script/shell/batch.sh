@@ -115,19 +115,19 @@ is_docker_hub() { [[ -z $1 || $1 =~ ^(docker\.io|index\.docker\.io|registry-1\.d
 # read_auth_file REGISTRY: sets user and password to the login in authFile. The file has OpenPAI's format: registry,
 # user name and password, one per line. A login for another registry is not used: that registry would learn the password.
 read_auth_file() {
-  local host='' login_user='' login_password=''
+  local login_registry='' login_user='' login_password=''
   # The last line may have no line break; read fails then.
-  { read -r host && read -r login_user && read -r login_password; } <"$auth_file"
+  { read -r login_registry && read -r login_user && read -r login_password; } <"$auth_file"
   if [[ -z $login_password ]]; then
     printf 'the file %s must contain registry, user name and password, one per line\n' "$auth_file"
     return 1
   fi
-  host=${host#*://} host=${host%%/*}
-  is_docker_hub "$host" && host=docker.io
-  if [[ $host == "$1" ]]; then
+  login_registry=${login_registry#*://} login_registry=${login_registry%%/*}
+  is_docker_hub "$login_registry" && login_registry=docker.io
+  if [[ $login_registry == "$1" ]]; then
     user=$login_user password=$login_password
   else
-    printf 'the login in %s is for %s and not used for %s\n' "$auth_file" "$host" "$1"
+    printf 'the login in %s is for %s and not used for %s\n' "$auth_file" "$login_registry" "$1"
   fi
 }
 
@@ -157,19 +157,19 @@ load_image_login() {
 # enroot (4.1) looks for the registry's name there, and curl for the name of the server that grants tokens, which is
 # known only to the registry: the entry "default". enroot evaluates a password that begins with $ in a shell.
 write_enroot_login() {
-  local host=$registry
+  local machine=$registry
   if [[ $user$password == *[[:space:]]* || $user == \"* || $password == [\$\"]* ]]; then
     printf 'enroot cannot use the login for %s: it must not contain spaces, and the password must not begin with $ or "\n' "$registry"
     return 1
   fi
   if [[ $registry == docker.io ]]; then # enroot finds no user name for Docker Hub in the file
-    host=registry-1.docker.io image_source=docker://$user@${image_source#docker://}
+    machine=registry-1.docker.io image_source=docker://$user@${image_source#docker://}
   fi
   export ENROOT_CONFIG_PATH=$pipes/enroot
   mkdir -p "$ENROOT_CONFIG_PATH"
   {
-    printf 'machine %s login %s password %s\n' "${host%:*}" "$user" "$password"
-    [[ $host != *:* ]] || printf 'machine %s login %s password %s\n' "$host" "$user" "$password"
+    printf 'machine %s login %s password %s\n' "${machine%:*}" "$user" "$password"
+    [[ $machine != *:* ]] || printf 'machine %s login %s password %s\n' "$machine" "$user" "$password"
     printf 'default login %s password %s\n' "$user" "$password"
   } >"$ENROOT_CONFIG_PATH/.credentials"
 }
