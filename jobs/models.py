@@ -387,6 +387,8 @@ class Task(models.Model):
     ports = models.JSONField(_("ports"), default=dict, blank=True)
     gpus = models.CharField(_("GPUs"), max_length=255, blank=True)
     exit_code = models.IntegerField(_("exit code"), null=True, blank=True)
+    # Of the image, while it is fetched; null: not known, or not fetched now.
+    pulled_bytes = models.BigIntegerField(_("fetched bytes"), null=True, blank=True)
     started_at = models.DateTimeField(_("started"), null=True, blank=True)
     ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
 

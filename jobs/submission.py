@@ -28,6 +28,7 @@ from jobs.models import CodeUpload, Job
 from jobs.plan import Note, Plan, PlanError, find_start_obstacles
 from jobs.script.paths import AttemptPaths
 from jobs.script.render import RenderError, render_files
+from jobs.script.runtime_limits import find_runtime_limits
 from jobs.start_estimate import estimate_start
 from jobs.store.cluster_render_options import build_render_options
 from jobs.store.framework_images import load_framework_images
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
     from accounts.models import User
 
 _T = TypeVar("_T")
-# Container runtimes that take a registry login from environment variables. The others read it from their own
-# files on the cluster, so a login in a job file cannot be passed to them.
-RUNTIMES_WITH_REGISTRY_LOGIN = ("apptainer", "singularity")
 DEFAULT_NAMESPACE = "default"
 _NAMESPACE_BY_NAME = CompiledLookup(Namespace, ("name",), related="cluster")
 # Job id in the paths of a previewed script. No job has it.
@@ -112,9 +110,11 @@ def parse_submission(
     warnings += _build_code_warnings(spec, has_upload=code is not None)
     values = {**loaded.secrets, **(secrets or {})}
     logins = _select_logins(spec, {**loaded.image_logins, **(image_logins or {})})
-    if target.cluster.runtime not in RUNTIMES_WITH_REGISTRY_LOGIN:
+    if target.cluster.runtime == "none":
         warnings += _build_dropped_login_warnings(logins)
         logins = {}
+    limits = find_runtime_limits(spec, build_render_options(target.cluster).runtime)
+    warnings += [SpecWarning(path, message) for path, message in limits]
     return SubmissionRequest(
         spec=spec,
         namespace=target,
@@ -362,7 +362,7 @@ def _build_dropped_login_warnings(logins: Collection[str]) -> list[SpecWarning]:
             "prerequisites",
             msg(
                 "submission.login-not-passed",
-                "the login for %(images)s cannot be passed to this cluster's container runtime. If the image is not public, log in once on the cluster.",
+                "this cluster runs jobs without containers: the login for %(images)s is not used.",
                 images=images,
             ),
         )

@@ -167,6 +167,7 @@ def _serialize_task(
         "exit_code": row.exit_code,
         "reason": describe_task_failure(row),
         "kept_until": format_optional_timestamp(compute_limit_time(job) if is_kept else None),
+        "pulled_bytes": row.pulled_bytes,
         "started_at": format_optional_timestamp(row.started_at),
         "ended_at": format_optional_timestamp(row.ended_at),
     }

@@ -93,6 +93,9 @@ class TaskShape(TypedDict):
     kept_until: Annotated[
         Timestamp | None, Help("State `kept`: when the time limit ends it; null: no limit.")
     ]
+    pulled_bytes: Annotated[
+        int | None, Help("State `pulling`: bytes of the image fetched so far; null: not known.")
+    ]
     started_at: Timestamp | None
     ended_at: Timestamp | None
 

@@ -113,7 +113,7 @@ class TaskRole(Section):
         default=64,
         title=_("Shared memory"),
         description=_(
-            "Size of /dev/shm of each task, in MiB or with a unit; part of its memory. 0: set by the container runtime."
+            "Size of /dev/shm of each task, in MiB or with a unit; part of its memory. 0: /dev/shm of the node."
         ),
         json_schema_extra=form("resources", widget="memory", placeholder="64 MB"),
     )

@@ -105,6 +105,18 @@ REASON_MESSAGES: tuple[Message, ...] = (
         "The container image of task %(task)s could not be fetched. See the task's log.",
     ),
     msg(
+        "end.image-not-on-cluster",
+        "The container image %(image)s of task %(task)s does not exist on the cluster. Check the image's name.",
+    ),
+    msg(
+        "end.image-refused",
+        "The registry did not provide the container image %(image)s of task %(task)s: %(error)s. Check the image's name and the registry's login.",
+    ),
+    msg(
+        "end.image-error",
+        "The container image %(image)s of task %(task)s could not be fetched or unpacked: %(error)s",
+    ),
+    msg(
         "end.mount-missing",
         "A directory in the job file does not exist on the cluster. See the task's log.",
     ),

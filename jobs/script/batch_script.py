@@ -223,6 +223,7 @@ def _render_image_data(context: RenderContext) -> list[str]:
     lines = [
         render_array("image_files", (quote_path(i.path) if i.path else "''" for i in images)),
         render_array("image_sources", (quote(i.source) for i in images)),
+        render_array("image_names", (quote(i.name) for i in images), "for messages"),
     ]
     if not any(image.source for image in images):
         return [*lines, "fetch_command=() auth_file='' has_image_logins=0 # all images are files"]
@@ -230,10 +231,21 @@ def _render_image_data(context: RenderContext) -> list[str]:
     if runtime in ("enroot", "pyxis"):
         program = "enroot" if runtime == "pyxis" else program
         lines.append(f"fetch_command=({quote_path(program)} import --output)")
-        return [*lines, "auth_file='' has_image_logins=0"]
-    lines.append(f"fetch_command=({quote_path(program)} pull)")
+    else:
+        lines.append(f"fetch_command=({quote_path(program)} pull)")
     auth_file = quote_path(context.spec.auth_file)
     return [*lines, f"auth_file={auth_file} has_image_logins={int(bool(context.logins))}"]
+
+
+def _render_pyxis_gpus(context: RenderContext, role: RolePlan) -> str:
+    """Render the variables by which enroot's NVIDIA hook decides which devices and libraries it mounts.
+
+    Pyxis starts the container before Slurm gives the GPUs to the tasks. "all" are those of the job if Slurm limits the
+    devices (ConstrainDevices); CUDA_VISIBLE_DEVICES selects those of each task.
+    """
+    if role.gpus and context.options.gpu_option == "--nv":
+        return "export NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility,video"
+    return "export NVIDIA_VISIBLE_DEVICES=void"
 
 
 def _render_step(context: RenderContext, role: RolePlan) -> list[str]:
@@ -245,6 +257,11 @@ def _render_step(context: RenderContext, role: RolePlan) -> list[str]:
         f"{quote_path(b.source)}:{quote_path(b.target)}{':ro' if b.read_only else ''}"
         for b in context.dirs.binds
     )
+    # One container per node: the tasks of the role on a node share its /dev/shm and devices.
+    shm_mib = context.shm_mib_of(role) * (role.per_node or role.tasks)
+    if shm_mib:
+        lines.append(f"use_pyxis_shm {role.index} {shm_mib}")
+    lines.append(_render_pyxis_gpus(context, role))
     return [
         *lines,
         f"options+=(--container-image={quote_path(context.images[role.index].path)})",

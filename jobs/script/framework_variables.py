@@ -66,6 +66,15 @@ def uses_srun_mpi(spec: JobSpec) -> bool:
     return (assignment.strategy.framework, assignment.strategy.name) == ("mpi", "srun")
 
 
+def shares_node_memory(spec: JobSpec) -> bool:
+    """True if tasks on one node exchange data through /dev/shm of the node: MPI libraries do (Open MPI's vader, UCX)."""
+    assignment = assign_roles(spec)
+    if assignment is None:
+        return False
+    strategy = assignment.strategy
+    return strategy.framework == "mpi" or strategy.name == "horovodrun"
+
+
 def _join_with_commas(lists: Iterable[HostList]) -> Expression:
     parts: list[ExpressionPart] = []
     for host_list in lists:

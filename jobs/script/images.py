@@ -31,6 +31,7 @@ class ResolvedImage:
     path: str  # may begin with ~/, the home directory of the job's owner
     # URI in a registry, from which the batch script fetches the image if `path` does not exist; empty: not fetched.
     source: str = ""
+    name: str = ""  # the image's name in the job file, or the namespace's default image
 
 
 def filter_image_files(names: Collection[str]) -> frozenset[str]:

@@ -12,7 +12,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -31,7 +31,14 @@ from jobs.events import JobEventKind, build_job_event
 from jobs.lifecycle.states import FailureKind, Reason, exit_reason
 from jobs.models import UNFINISHED_TASK_STATES, Attempt, Job, Task
 from jobs.script.directories import MAX_CODE_MIB
-from jobs.script.task_state import ScriptResult, TaskState, parse_script_result, parse_task_state
+from jobs.script.task_state import (
+    ImagePull,
+    ScriptResult,
+    TaskState,
+    parse_image_pull,
+    parse_script_result,
+    parse_task_state,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +60,7 @@ MAX_TASKS_IN_EVENT = 100
 READS_WAIT_TIMEOUT_S = 30.0
 
 # Prints for each directory a line with its path, `began:` if its batch log exists, and `file:line` for each line of its
-# result and state files. Control characters mark a directory (036) and a missing directory (035). Files written by
+# result, pulling and state files. Control characters mark a directory (036) and a missing directory (035). Files written by
 # Sluice have fewer than 40 lines of at most 500 characters; the limits bound the output if the owner has replaced
 # the files by larger ones.
 _READ_SCRIPT = r"""
@@ -62,7 +69,7 @@ for dir; do
   printf '\036%s\n' "$dir"
   cd -- "$dir" 2>/dev/null || { printf '\035\n'; continue; }
   [ ! -e logs/batch.log ] || echo began:
-  grep -aHs -m 40 '' result tasks/*.state | cut -c 1-500
+  grep -aHs -m 40 '' result pulling tasks/*.state | cut -c 1-500
 done
 """
 
@@ -100,11 +107,21 @@ def parse_reports(text: str) -> dict[str, AttemptReport]:
         started = bool(files)
         files.pop("began", None)
         script_result = _parse_or_none(parse_script_result, files.pop("result", []))
+        pull = _parse_or_none(parse_image_pull, files.pop("pulling", []))
         tasks = [_parse_or_none(parse_task_state, lines) for lines in files.values()]
         reports[directory] = AttemptReport(
-            script_result, tuple(t for t in tasks if t is not None), "\x1d" not in rest, started
+            script_result,
+            tuple(_add_progress(t, pull) for t in tasks if t is not None),
+            "\x1d" not in rest,
+            started,
         )
     return reports
+
+
+def _add_progress(task: TaskState, pull: ImagePull | None) -> TaskState:
+    if pull is None or task.state != "pulling" or task.role != pull.role:
+        return task
+    return replace(task, pulled_bytes=pull.pulled_bytes)
 
 
 def _parse_or_none(parse: Callable[[str], T], lines: list[str]) -> T | None:
@@ -135,9 +152,9 @@ def interpret_script_result(result: ScriptResult | None) -> tuple[Reason | None,
         return Reason("end.launch-failed"), FailureKind.TRANSIENT
     task = f"{result.role}-{result.index}" if result.role else ""
     failure = FailureKind.PERMANENT if result.is_permanent else FailureKind.NONE
+    if result.reason in ("image_missing", "image_failed"):
+        return _build_image_reason(result, task), failure
     reason_codes = {
-        "image_missing": "end.image-missing",
-        "image_failed": "end.image-failed",
         "mount_missing": "end.mount-missing",
         "port_taken": "end.port-taken",
         "out_of_memory": "end.task-memory",
@@ -146,10 +163,10 @@ def interpret_script_result(result: ScriptResult | None) -> tuple[Reason | None,
     if code := reason_codes.get(result.reason):
         return Reason(code, {"task": task}), failure
     if result.reason == "code_too_large":
-        sizes = {"size": result.detail, "limit": MAX_CODE_MIB}
+        sizes = {"size": result.error, "limit": MAX_CODE_MIB}
         return Reason("end.code-too-large", sizes), failure
     if result.reason == "code_failed":
-        return Reason("end.code-failed", {"error": result.detail}), failure
+        return Reason("end.code-failed", {"error": result.error}), failure
     if not task:
         return None, failure
     exit_status_reason = exit_reason(result.exit_code, None)
@@ -157,6 +174,18 @@ def interpret_script_result(result: ScriptResult | None) -> tuple[Reason | None,
         exit_status_reason.code, exit_status_reason.code
     )
     return Reason(code, {"task": task, **exit_status_reason.params}), failure
+
+
+def _build_image_reason(result: ScriptResult, task: str) -> Reason:
+    """Build the reason of a missing or failed image, with the error of the registry or the container runtime."""
+    params = {"task": task, "image": result.image}
+    is_missing = result.reason == "image_missing"
+    if result.error:
+        code = "end.image-refused" if is_missing else "end.image-error"
+        return Reason(code, {**params, "error": result.error})
+    if is_missing and result.image:
+        return Reason("end.image-not-on-cluster", params)
+    return Reason("end.image-missing" if is_missing else "end.image-failed", {"task": task})
 
 
 class TaskReader(Pass):
@@ -383,7 +412,17 @@ def _save_kept_task_count(attempt: Attempt, tasks: Iterable[Task]) -> None:
     jobs.exclude(kept_task_count=count).update(kept_task_count=count)
 
 
-_TASK_COLUMNS = ["state", "node", "ip", "ports", "gpus", "exit_code", "started_at", "ended_at"]
+_TASK_COLUMNS = [
+    "state",
+    "node",
+    "ip",
+    "ports",
+    "gpus",
+    "exit_code",
+    "pulled_bytes",
+    "started_at",
+    "ended_at",
+]
 
 
 def _build_tasks_event(attempt: Attempt, changed_tasks: Sequence[Task]) -> NewEvent:
@@ -442,6 +481,7 @@ def _build_task_columns(state: TaskState) -> dict[str, Any]:
         "ports": {label: list(numbers) for label, numbers in state.ports.items()},
         "gpus": ",".join(state.gpus)[:255],
         "exit_code": state.exit_code,
+        "pulled_bytes": _limit_bytes(state.pulled_bytes),
         "started_at": _parse_timestamp(state.started),
         "ended_at": _parse_timestamp(state.ended),
     }
@@ -459,6 +499,10 @@ def _convert_task_state(state: TaskState) -> Task.State:
     if state.exit_code == 0:
         return Task.State.SUCCEEDED
     return Task.State.STOPPED if state.reason == "stopped" else Task.State.FAILED
+
+
+def _limit_bytes(count: int | None) -> int | None:
+    return None if count is None else min(count, 2**63 - 1)
 
 
 def _parse_timestamp(seconds: float | None) -> datetime | None:

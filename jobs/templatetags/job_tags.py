@@ -10,6 +10,7 @@ from django.utils.html import escape, format_html
 from django.utils.safestring import SafeString, mark_safe
 from django.utils.translation import gettext, ngettext
 
+from core.formatting import filesize
 from jobs.models import JOB_STATE_CHOICES, Task
 
 register = template.Library()
@@ -44,6 +45,13 @@ def task_badge(state: str) -> SafeString:
     )
 
 
+def _progress(task: Task) -> SafeString:
+    """Render how much of its image a task has fetched."""
+    if task.state != Task.State.PULLING or task.pulled_bytes is None:
+        return SafeString("")
+    return format_html(' <span class="text-secondary">{}</span>', filesize(task.pulled_bytes))
+
+
 @register.simple_tag
 def task_rows(tasks: Iterable[Task], titles: Mapping[str, str]) -> SafeString:
     """Render the rows of the task table, in Python because a template is ten times slower for many tasks.
@@ -74,7 +82,7 @@ def task_rows(tasks: Iterable[Task], titles: Mapping[str, str]) -> SafeString:
                 escape(task.state),
                 name := escape(f"{task.role}-{task.index}"),
                 shown_titles.get(task.role, ""),
-                badges.get(task.state, ""),
+                badges.get(task.state, "") + _progress(task),
                 escape(task.node) or "–",
                 escape(task.ip) or "–",
                 escape(port_list(task.ports)) or "–",

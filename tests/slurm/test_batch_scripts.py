@@ -498,8 +498,8 @@ def test_registry_image_is_fetched_once_and_reported_as_pulling(
         state = job.state("w")
         return state is not None and state.state == "pulling" and state.image == image
 
-    jobs[0].wait_until("the pulling state", lambda: pulling(jobs[0], "docker://org/app:1.0"))
-    slow.wait_until("the pulling state", lambda: pulling(slow, "docker://org/slow:1.0"))
+    jobs[0].wait_until("the pulling state", lambda: pulling(jobs[0], "org/app:1.0"))
+    slow.wait_until("the pulling state", lambda: pulling(slow, "org/slow:1.0"))
     slow.command("scancel", "--batch", f"--signal={STOP_SIGNAL}", slow.slurm_job_id)
     assert [job.wait_for_end() for job in jobs] == [("COMPLETED", "0:0")] * 2
     assert slow.wait_for_end()[0] == "CANCELLED"

@@ -140,7 +140,7 @@ def test_too_large_code_directory_fails_the_job_with_its_size(
     job = batch_harness.submit({"codeDir": str(directory), "taskRoles": [role("echo ran")]})
     assert job.wait_for_end() == ("FAILED", "210:0")
     result = job.script_result()
-    assert (result.reason, result.detail) == ("code_too_large", str(MAX_CODE_MIB + 2))
+    assert (result.reason, result.error) == ("code_too_large", str(MAX_CODE_MIB + 2))
     assert result.is_permanent
     assert f"has {MAX_CODE_MIB + 2} MB; at most {MAX_CODE_MIB} MB" in job.log_text("w")
     assert "ran" not in job.log_text("w")
@@ -160,8 +160,8 @@ def test_unreadable_code_fails_the_job_with_the_error(
     assert job.wait_for_end() == ("FAILED", "211:0")
     result = job.script_result()
     assert result.reason == "code_failed"
-    assert str(private) in result.detail
-    assert "Permission denied" in result.detail
+    assert str(private) in result.error
+    assert "Permission denied" in result.error
     assert not Path(job.paths.code_dir).exists()
 
 

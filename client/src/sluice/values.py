@@ -149,6 +149,7 @@ class Task:
     started_at: datetime | None
     ended_at: datetime | None
     raw: Json = field(repr=False, compare=False)
+    pulled_bytes: int | None = None  # state "pulling": bytes of the image fetched so far
 
     @classmethod
     def from_json(cls, raw: Json, age_s: int | None = None) -> Task:
@@ -165,6 +166,7 @@ class Task:
             started_at=parse_timestamp(raw.get("started_at")),
             ended_at=parse_timestamp(raw.get("ended_at")),
             raw=raw,
+            pulled_bytes=raw.get("pulled_bytes"),
         )
 
 

@@ -22,7 +22,7 @@ log=$attempt_dir/logs/$name.log
 state_file=$attempt_dir/tasks/$name.state
 node=${SLURMD_NODENAME:-$(hostname)}
 task_ports=() ip='' state=starting started='' ended='' exit_code='' signal='' reason=''
-task_pid='' kill_timer='' mount_pid='' mount_dir='' stopping=0 interrupted=0
+task_pid='' kill_timer='' mount_pid='' mount_dir='' container='' root_lock='' stopping=0 interrupted=0
 
 # ---- Reports ----------------------------------------------------------------------------------
 
@@ -43,7 +43,8 @@ format_ports() {
   for i in "${!task_ports[@]}"; do printf '%s:%s;' "${port_labels[i]}" "${task_ports[i]}"; done
 }
 
-# finish_task EXIT_CODE REASON: writes the state file, reports to the batch script and exits.
+# finish_task EXIT_CODE REASON [ERROR]: writes the state file, reports to the batch script and exits. ERROR is the
+# message of the program that failed, one line.
 finish_task() {
   exit_code=$1 reason=$2 state=ended ended=$(now)
   ((exit_code > 128 && exit_code < 193)) && signal=$((exit_code - 128))
@@ -51,7 +52,7 @@ finish_task() {
   [[ -z ${canary-} ]] || kill -KILL "$canary" "$reader" 2>/dev/null
   unmount_image
   write_state
-  printf 'ended %s %s %s %s\n' "$role" "$index" "$exit_code" "$reason"
+  printf 'ended %s %s %s %s\n' "$role" "$index" "$exit_code" "$reason${3:+ $3}"
   exit "$exit_code"
 }
 
@@ -336,6 +337,103 @@ unmount_image() {
   mount_pid=''
 }
 
+# An enroot image is unpacked once per job, node and image, on the node's own disk; the tasks of the job on the node share
+# it. Starting the image file would need squashfuse processes, which Slurm's SIGTERM ends before the task can save.
+# Each task holds a shared lock while it uses the directory. The last one removes it. What a killed job has left behind
+# is not locked: the person's next task on the node removes it.
+
+# remove_root NAME: removes an unpacked image. Directories in it may be write-protected.
+remove_root() {
+  [[ ! -d $ENROOT_DATA_PATH/$1 ]] || chmod -R u+rwX -- "$ENROOT_DATA_PATH/$1" 2>/dev/null
+  rm -rf --one-file-system -- "${ENROOT_DATA_PATH:?}/${1:?}" "${ENROOT_DATA_PATH:?}/${1:?}".*
+}
+
+# remove_stale_roots: removes the unpacked images on this node that no task uses.
+remove_stale_roots() {
+  local file lock
+  for file in "$ENROOT_DATA_PATH"/*.lock; do
+    [[ -e $file ]] || continue
+    exec {lock}>>"$file"
+    flock --nonblock "$lock" && [[ $file -ef /dev/fd/$lock ]] && remove_root "$(basename -- "$file" .lock)"
+    exec {lock}>&-
+  done
+}
+
+# unpack_image: unpacks the role's image as the container $container. enroot's output goes to the batch log.
+unpack_image() {
+  local output=$ENROOT_DATA_PATH/$container.output error
+  rm -rf --one-file-system -- "${ENROOT_DATA_PATH:?}/$container"
+  "$runtime_program" create --name "$container" "$image_file" >"$output" 2>&1 && : >"$ENROOT_DATA_PATH/$container.ready"
+  cat "$output" >&2
+  [[ ! -e $ENROOT_DATA_PATH/$container.ready ]] || return 0
+  ((stopping)) && finish_task "$exit_stopped" stopped
+  error=$(LC_ALL=C tr -d '\000-\010\013-\037\177' <"$output" | grep -iE 'error|fatal|fail|cannot|could not|no such|no space' | head -n 1)
+  printf 'sluice: the container image %s could not be unpacked on %s: %s\n' "$image_file" "$node" "${error:0:300}" >>"$log"
+  finish_task "$exit_image_failed" image_failed "${error:0:300}"
+}
+
+# owns_lock: false if another task has removed the lock file since this one has opened it.
+owns_lock() { [[ $ENROOT_DATA_PATH/$container.lock -ef /dev/fd/$root_lock ]]; }
+
+# open_root: sets container to the name of the unpacked image, and unpacks it if no other task has done so.
+open_root() {
+  local name key
+  export ENROOT_DATA_PATH=${TMPDIR:-/tmp}/sluice-enroot-$UID
+  mkdir -m 700 "$ENROOT_DATA_PATH" 2>/dev/null
+  if [[ ! -d $ENROOT_DATA_PATH || -L $ENROOT_DATA_PATH || ! -O $ENROOT_DATA_PATH ]]; then
+    printf 'sluice: %s cannot be used on %s\n' "$ENROOT_DATA_PATH" "$node" >>"$log"
+    finish_task "$exit_image_failed" image_failed "$ENROOT_DATA_PATH is not a directory of yours on $node"
+  fi
+  remove_stale_roots
+  key=$(cksum <<<"$image_file")
+  name=sluice-$SLURM_JOB_ID-$restart_count-${key%% *}
+  trap close_root EXIT
+  while :; do
+    exec {root_lock}>>"$ENROOT_DATA_PATH/$name.lock"
+    container=$name
+    flock --shared "$root_lock"
+    [[ -e $ENROOT_DATA_PATH/$name.ready ]] && owns_lock && break
+    flock "$root_lock" # not atomic: another task may have unpacked or removed the directory before
+    [[ -e $ENROOT_DATA_PATH/$name.ready ]] || ! owns_lock || unpack_image
+    exec {root_lock}>&-
+  done
+  export ENROOT_RUNTIME_PATH=$ENROOT_DATA_PATH/$name.run-$role-$index
+  mkdir -p "$ENROOT_RUNTIME_PATH"
+}
+
+# close_root: removes the unpacked image if no other task uses it.
+close_root() {
+  [[ -n $container ]] || return 0
+  rmdir "${ENROOT_RUNTIME_PATH:-/}" 2>/dev/null
+  if flock --nonblock "$root_lock" && owns_lock; then remove_root "$container"; fi
+  container=''
+}
+
+# ---- Shared memory ------------------------------------------------------------------------------
+
+# Apptainer gives containers the node's /dev/shm and has no option for its size. So it runs in a mount namespace with a
+# tmpfs there. Mounting needs a user namespace in which the person is root; the container starts in a second one, in
+# which the person has the usual numbers and no privileges.
+# shellcheck disable=SC2016  # the second shell expands the variables
+mount_shm='user=$1 group=$2 size=$3
+shift 3
+mount -t tmpfs -o "size=${size}m,mode=1777,nosuid,nodev" tmpfs /dev/shm &&
+  exec unshare --user --map-user="$user" --map-group="$group" -- "$@"'
+
+# use_own_shm: changes argv so that the container gets a /dev/shm of its own. If the node does not allow that, the
+# container gets the node's, and the log says so.
+use_own_shm() {
+  local shm_argv=(unshare --user --map-root-user --mount --propagation slave --
+    /bin/sh -c "$mount_shm" sh "$UID" "$(id -g)" "$shm_mib")
+  if ! "${shm_argv[@]}" true >/dev/null 2>&1; then
+    printf 'sluice: shmMB has no effect on %s, because it does not allow user namespaces: /dev/shm is the one of the node\n' "$node" >>"$log"
+    return
+  fi
+  # setuid programs have no effect in a user namespace
+  [[ " ${argv[*]} " == *' --userns '* ]] || ! needs_user_namespace || argv+=(--userns)
+  argv=("${shm_argv[@]}" "${argv[@]}")
+}
+
 # container_argv: sets argv, the command that runs enter.sh in the role's container.
 container_argv() {
   local i mount mode image_root=$image_file
@@ -344,15 +442,11 @@ container_argv() {
       # No --env: Apptainer evaluates such values in a shell. enter.sh sets the variables.
       argv=("$runtime_program" -s exec --cleanenv)
       mount_image
+      ((!shm_mib)) || use_own_shm
       [[ -z $gpu_option ]] || ((!role_gpus)) || argv+=("$gpu_option")
       ;;
     enroot)
-      # The container's name must be unique in the cluster, because nodes may share enroot's data directory.
-      container=sluice-$SLURM_JOB_ID-$role-$index-$restart_count
-      export ENROOT_RUNTIME_PATH=${TMPDIR:-/tmp}/enroot-$UID-$SLURM_JOB_ID
-      mkdir -p "$ENROOT_RUNTIME_PATH"
-      "$runtime_program" create --name "$container" "$image_file" >>"$log" 2>&1 || finish_task "$exit_image_failed" image_failed
-      trap '"$runtime_program" remove --force "$container" >/dev/null 2>&1' EXIT
+      open_root
       argv=("$runtime_program" start --rw)
       ;;
     pyxis | none) return ;; # pyxis: srun has started this script in the container; none: there is no container
@@ -366,7 +460,7 @@ container_argv() {
     esac
   done
   if [[ $runtime == enroot ]]; then
-    ((shm_mib)) && argv+=(--mount "tmpfs:/dev/shm:tmpfs:x-create=dir,size=${shm_mib}m")
+    ((shm_mib)) && argv+=(--mount "tmpfs:/dev/shm:tmpfs:x-create=dir,rw,nosuid,nodev,mode=1777,size=${shm_mib}m")
     argv+=("$container")
   else
     argv+=("$image_root")
@@ -418,12 +512,25 @@ read_requests() {
   done
 }
 
+# choose_gpu_devices: sets the variables by which enroot's NVIDIA hook (98-nvidia) decides what it mounts: nothing
+# without NVIDIA_VISIBLE_DEVICES, and no CUDA library without NVIDIA_DRIVER_CAPABILITIES. Variables set here take
+# precedence over those of the image.
+choose_gpu_devices() {
+  [[ $runtime == enroot || $runtime == pyxis ]] || return 0
+  export NVIDIA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-void}
+  [[ $runtime == enroot ]] && ((role_gpus)) || return 0
+  grep -qs '^NVIDIA_DRIVER_CAPABILITIES=' "$ENROOT_DATA_PATH/$container/etc/environment" ||
+    export NVIDIA_DRIVER_CAPABILITIES=compute,utility
+}
+
 # run_task: runs the task in its container and waits for its end; sets exit_code.
 run_task() {
   local argv=() input
   ((role_gpus)) || export CUDA_VISIBLE_DEVICES=
-  build_environment
   container_argv
+  ((stopping)) && finish_task "$exit_stopped" stopped
+  choose_gpu_devices
+  build_environment
   exec {input}< <(printf '%s\n' "${environment[@]}") # a pipe, so that values of secrets are not written to disk
   set -m # the task gets a process group, so that signals reach all its processes
   "${argv[@]}" /bin/sh "$attempt_dir/enter.sh" "$work_dir" <&"$input" {input}<&- >>"$log" 2>&1 &

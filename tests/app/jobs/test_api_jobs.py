@@ -478,6 +478,23 @@ def test_template_requires_its_parameters(alice: Client) -> None:
     assert wrong.json()["errors"][0]["code"] == "unknown_parameter"
 
 
+@pytest.mark.parametrize(
+    ("language", "expected"),
+    [("en", "the tasks use /dev/shm of the node"), ("zh-hans", "任务使用节点的 /dev/shm")],
+)
+def test_shm_without_effect_is_warned_about(
+    alice: Client, scenario: Scenario, language: str, expected: str
+) -> None:
+    role = {"name": "w", "command": "date", "memoryMB": 500, "shmMB": 200}
+    job = {"jobName": "shm", "namespace": "lab", "image": "busybox", "taskRoles": [role]}
+    headers = {"HTTP_ACCEPT_LANGUAGE": language}
+    assert send(alice, "jobs/plan", job, **headers).json()["warnings"] == []
+    Cluster.objects.update(runtime="none")
+    (warning,) = send(alice, "jobs/plan", job, **headers).json()["warnings"]
+    assert warning["path"] == "taskRoles[0].shmMB"
+    assert expected in warning["message"]
+
+
 def test_image_login_is_written_to_role_data_only(alice: Client, scenario: Scenario) -> None:
     login = "uri: registry.lab/x:1, auth: {username: reader, password: it's secret}"
     text = V2.replace("uri: busybox", login)
@@ -501,7 +518,7 @@ def test_image_login_is_written_to_role_data_only(alice: Client, scenario: Scena
     assert Job.objects.count() == 2
     assert "s secret" not in sent.content.decode() + json.dumps(plan)
     assert "has_image_logins=1" in plan["script"]
-    Cluster.objects.update(runtime="enroot")
+    Cluster.objects.update(runtime="none")
     planned = send(alice, "jobs/plan", text, content_type="application/yaml").json()
     assert any("registry.lab/x:1" in warning["message"] for warning in planned["warnings"])
 

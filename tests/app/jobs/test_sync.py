@@ -9,7 +9,7 @@ import pytest
 from django.db import connection, transaction
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
-from django.utils import timezone
+from django.utils import timezone, translation
 
 from clusters.errors import CommandTimeout, SlurmUnavailable, SubmitRejected
 from clusters.models import EngineLease, store_status
@@ -33,7 +33,7 @@ from jobs.lifecycle.transitions import (
     decide_observation,
 )
 from jobs.models import Attempt, Job, JobSecret, Task
-from jobs.script.task_state import ScriptResult, TaskState
+from jobs.script.task_state import ScriptResult, TaskState, parse_script_result
 from jobs.sync.observations import build_observation, select_leading_record
 from jobs.sync.outcomes import apply_outcome
 from jobs.sync.poller import ObservedRecord, Poller
@@ -45,6 +45,7 @@ from jobs.sync.task_reader import (
     parse_reports,
     save_task_states,
 )
+from jobs.templatetags.job_tags import task_rows
 from tests.app.scenario import Scenario
 
 pytestmark = pytest.mark.django_db
@@ -473,6 +474,7 @@ class TestReports:
             ("", 3, "end.task-exit", FailureKind.NONE),
             ("", 139, "end.task-signal", FailureKind.NONE),
             ("image_missing", 201, "end.image-missing", FailureKind.PERMANENT),
+            ("image_failed", 202, "end.image-failed", FailureKind.NONE),
             ("mount_missing", 203, "end.mount-missing", FailureKind.PERMANENT),
             ("code_too_large", 210, "end.code-too-large", FailureKind.PERMANENT),
             ("code_failed", 211, "end.code-failed", FailureKind.NONE),
@@ -496,10 +498,55 @@ class TestReports:
         )
 
     def test_reason_of_a_too_large_code_directory_has_its_size(self) -> None:
-        result = ScriptResult("failed", "start", "", None, 210, "code_too_large", detail="512")
+        result = ScriptResult("failed", "start", "", None, 210, "code_too_large", error="512")
         reason, _ = interpret_script_result(result)
         assert reason is not None
         assert render_reason(reason).startswith("The code directory has 512 MB; at most 200 MB")
+
+    @pytest.mark.parametrize(
+        ("reason", "error", "code", "chinese"),
+        [
+            ("image_missing", "", "end.image-not-on-cluster", "集群上没有"),
+            ("image_missing", "manifest unknown", "end.image-refused", "镜像仓库没有提供"),
+            ("image_failed", "no such host", "end.image-error", "拉取或解包失败"),
+        ],
+    )
+    def test_image_reason_names_the_image_and_the_error(
+        self, reason: str, error: str, code: str, chinese: str
+    ) -> None:
+        text = f"outcome=failed\nrule=start\nrole=w\nindex=0\nexit_code=201\nreason={reason}\nimage=org/app:1\nerror={error}\n"
+        found, _ = interpret_script_result(parse_script_result(text))
+        assert found is not None
+        assert found.code == code
+        for language, expected in (("en", "w-0"), ("zh-hans", chinese)):
+            with translation.override(language):
+                shown = render_reason(found)
+            assert expected in shown
+            assert "org/app:1" in shown
+            assert error in shown
+
+    def test_texts_in_result_files_are_cleaned_and_bounded(self) -> None:
+        text = f"outcome=failed\nexit_code=202\nimage={'i' * 900}\nerror=a\x1b[31m\x07b\u202e{'x' * 900}\n"
+        result = parse_script_result(text)
+        assert result.error == ("a[31mb" + "x" * 900)[:300]
+        assert len(result.image) == 255
+
+    def test_progress_of_an_image_is_saved_for_the_tasks_that_wait_for_it(self) -> None:
+        text = (
+            "\x1e/w/a/1\npulling:role=w\npulling:image=org/app:1\npulling:bytes=2500000\n"
+            "tasks/w-0.state:role=w\ntasks/w-0.state:index=0\ntasks/w-0.state:state=pulling\n"
+            "tasks/ps-0.state:role=ps\ntasks/ps-0.state:index=0\ntasks/ps-0.state:state=pulling\n"
+        )
+        tasks = [Task(role="w", index=0), Task(role="ps", index=0)]
+        merge_task_states(tasks, parse_reports(text)["/w/a/1"].tasks, ended=False)
+        assert [(t.state, t.pulled_bytes) for t in tasks] == [
+            ("pulling", 2500000),
+            ("pulling", None),
+        ]
+        assert "2.5 MB" in task_rows(tasks[:1], {})
+        assert " MB" not in task_rows(tasks[1:], {})
+        merge_task_states(tasks, [TaskState("w", 0, "starting")], ended=False)
+        assert (tasks[0].state, tasks[0].pulled_bytes) == ("waiting", None)
 
     def test_unfinished_tasks_are_stopped_with_the_job(self) -> None:
         tasks = [Task(role="w", index=n) for n in range(3)]

@@ -391,7 +391,7 @@ def show_job(server_url: str, job: Job, tasks: Sequence[Task]) -> None:
             (
                 (
                     f"{task.role}-{task.index} {output.strip_control(task.role_title)}".rstrip(),
-                    output.task_state_text(task.state),
+                    output.task_state_text(task),
                     task.node,
                     "" if task.exit_code is None else task.exit_code,
                 )
