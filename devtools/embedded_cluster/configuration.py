@@ -71,7 +71,9 @@ def render_slurm_conf(layout: Layout, ports: dict[str, int]) -> str:
         f"SlurmdSpoolDir={layout.dir}/spool/%n",
         # Slurm's PMIx plugin creates a directory named for the step here; nodes of one machine must not share it.
         # slurmd loads the plugin only at its start; the changed line restarts it after PMIx was installed.
-        f"TmpFS={layout.node_tmp('%n')}" if packages.has_pmix() else "# TmpFS: default, there is no PMIx",
+        f"TmpFS={layout.node_tmp('%n')}"
+        if packages.has_pmix()
+        else "# TmpFS: default, there is no PMIx",
         f"SlurmctldPidFile={layout.dir}/state/slurmctld.pid",
         f"SlurmdPidFile={layout.dir}/state/%n.pid",
         f"SlurmctldLogFile={layout.log}/slurmctld.log",

@@ -117,7 +117,12 @@ def _download(recipe: Recipe, target: Path, python_version: str, log: Path) -> N
 def _run_pip(
     root: Path, log: Path, arguments: list[str], environment: Mapping[str, str] | None = None
 ) -> None:
-    options = ["--no-index", "--find-links=/opt/wheels", "--no-cache-dir", "--root-user-action=ignore"]
+    options = [
+        "--no-index",
+        "--find-links=/opt/wheels",
+        "--no-cache-dir",
+        "--root-user-action=ignore",
+    ]
     options += ["--break-system-packages", "--no-compile"]
     command = ["chroot", str(root), "python3", "-m", "pip", *arguments, *options]
     env = {"MAKEFLAGS": f"-j{os.cpu_count() or 1}", **(environment or {})}
@@ -128,7 +133,7 @@ def _run_pip(
 def main() -> int:
     for name in sys.argv[1:] or RECIPES:
         image = ensure_framework_image(name)
-        print(f"{image}: {image.stat().st_size / 2**20:.0f} MB", flush=True)
+        sys.stdout.write(f"{image}: {image.stat().st_size / 2**20:.0f} MB\n")
     return 0
 
 
