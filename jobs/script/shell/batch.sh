@@ -262,7 +262,7 @@ start_step() {
     elif ! controller_was_unreachable "$1"; then
       break
     fi
-    log_message "Slurm's controller does not reply: starting $(names_of "$1") again in 3 s"
+    log_message "Slurm's controller does not reply: starting role $(names_of "$1") again in 3 s"
     sleep 3
   done
   printf 'step %s %s %s\n' "$1" "$code" "$reason" >"$pipes/events"
