@@ -82,6 +82,7 @@ _HOROVOD_VARIABLES = (
     "HOROVOD_GLOO_RENDEZVOUS_ADDR",
     "HOROVOD_HOSTS",
 )
+_MPI_VARIABLES = ("MPI_HOST_LIST", "MPI_WORLD_SIZE", "MPI_RANK")
 
 # The first strategy of a framework is its default.
 STRATEGIES: tuple[Strategy, ...] = (
@@ -147,14 +148,14 @@ STRATEGIES: tuple[Strategy, ...] = (
     Strategy(
         "paddle", "collective", "PaddlePaddle, collective", ("worker",), (), _PADDLE_VARIABLES
     ),
-    Strategy("mpi", "srun", "MPI, started by srun", ("worker",), ("chief",), ("MPI_HOST_LIST",)),
+    Strategy("mpi", "srun", "MPI, started by srun", ("worker",), ("chief",), _MPI_VARIABLES),
     Strategy(
         "mpi",
         "hostfile",
         "MPI, started by mpirun in the first task",
         ("worker",),
         ("chief",),
-        ("MPI_HOST_LIST", "MPI_WORLD_SIZE", "MPI_RANK"),
+        _MPI_VARIABLES,
     ),
 )
 _FRAMEWORK_ALIASES: Mapping[str, str] = {
@@ -313,6 +314,20 @@ def assign_roles(spec: JobSpec) -> RoleAssignment | None:
             )
         )
     return RoleAssignment(strategy, {part: tuple(roles) for part, roles in parts.items()})
+
+
+def list_mpi_world(spec: JobSpec) -> tuple[int, ...]:
+    """List the positions of the roles whose tasks srun starts as one MPI program, in the order of their ranks.
+
+    Empty if srun does not start the job's MPI processes. Raises FrameworkError.
+    """
+    assignment = assign_roles(spec)
+    if assignment is None:
+        return ()
+    if (assignment.strategy.framework, assignment.strategy.name) != ("mpi", "srun"):
+        return ()
+    positions = {role.name: position for position, role in enumerate(spec.task_roles)}
+    return tuple(positions[role.name] for role in assignment.roles("chief", "worker"))
 
 
 def build_roles(

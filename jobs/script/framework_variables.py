@@ -18,6 +18,7 @@ from jobs.script.expressions import (
     Expression,
     ExpressionPart,
     HostList,
+    HostSlots,
     LiteralText,
     TaskHost,
     TaskPort,
@@ -58,14 +59,6 @@ def build_framework_variables(spec: JobSpec) -> dict[str, tuple[Variable, ...]]:
     }
 
 
-def uses_srun_mpi(spec: JobSpec) -> bool:
-    """True if srun starts the MPI processes (srun --mpi)."""
-    assignment = assign_roles(spec)
-    if assignment is None:
-        return False
-    return (assignment.strategy.framework, assignment.strategy.name) == ("mpi", "srun")
-
-
 def shares_node_memory(spec: JobSpec) -> bool:
     """True if tasks on one node exchange data through /dev/shm of the node: MPI libraries do (Open MPI's vader, UCX)."""
     assignment = assign_roles(spec)
@@ -92,10 +85,8 @@ def _build_host_ports(roles: Iterable[TaskRole], quote: str = "") -> Expression:
 
 
 def _build_host_slot_counts(roles: Iterable[TaskRole]) -> Expression:
-    """Build an expression that lists host:slots of every task, the format of horovodrun -H and mpirun -H."""
-    return _join_with_commas(
-        HostList(role.name, after=f":{max(1, role.gpu_number)}") for role in roles
-    )
+    """Build an expression that lists host:slots of every host, the format of horovodrun -H and mpirun -H."""
+    return (HostSlots(tuple((role.name, max(1, role.gpu_number)) for role in roles)),)
 
 
 def _build_tensorflow(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:

@@ -27,7 +27,8 @@ class RenderOptions:
     image_aliases: Mapping[str, str] = field(default_factory=dict)  # alias → image name or path
     image_cache_dir: str = "~/.cache/sluice/images"
     grace_s: int = 30  # seconds between SIGTERM and SIGKILL; of a cluster: Cluster.grace_s
-    mpi: str = "pmix"  # value of srun --mpi for MPI jobs
+    # Value of srun --mpi for MPI jobs that srun starts; empty: Slurm's default (MpiDefault).
+    mpi: str = ""
     # First and last port that tasks may get. Linux uses 32768 to 60999 for outgoing connections by default.
     port_low: int = 20000
     port_high: int = 32767

@@ -67,6 +67,7 @@ printf '%s\n' "${NVIDIA_VISIBLE_DEVICES-unset} ${NVIDIA_DRIVER_CAPABILITIES-unse
 [[ -z ${ENROOT_CONFIG_PATH-} ]] || cp -rL "$ENROOT_CONFIG_PATH" "$RECORD.config"
 while [[ $1 != /bin/bash ]]; do
   [[ $1 != --ntasks=* ]] || tasks=${1#*=}
+  [[ $1 != --input=* ]] || exec <"${1#--input=}"
   shift
 done
 export SLURM_PROCID=0 SLURM_STEP_ID=0 SLURMD_NODENAME=n1

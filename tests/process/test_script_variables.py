@@ -18,6 +18,7 @@ from jobs.script.expressions import (
     CurrentPorts,
     Expression,
     HostList,
+    HostSlots,
     LiteralText,
     TaskHost,
     TaskPort,
@@ -34,7 +35,8 @@ from tests.unit.jobs.strategies import texts
 ROLES = {"ps": 1, "a.b-c~": 3}
 LABELS = ("http", "x.y")
 ADDRESSES = TaskAddresses(
-    hosts={role: [f"10.0.{len(role)}.{i}" for i in range(count)] for role, count in ROLES.items()},
+    # Two tasks of one role, and tasks of both roles, are on the same host.
+    hosts={role: [f"10.0.0.{i // 2}" for i in range(count)] for role, count in ROLES.items()},
     ports={
         role: [{"http": [2000 + i], "x.y": [3000 + i, 4000 + i]} for i in range(count)]
         for role, count in ROLES.items()
@@ -49,6 +51,9 @@ parts = st.one_of(
     tasks.map(lambda task: TaskHost(*task)),
     st.builds(lambda task, label: TaskPort(task[0], task[1], label), tasks, labels),
     st.builds(HostList, st.sampled_from(list(ROLES)), st.just("") | labels, affixes, affixes),
+    st.lists(st.tuples(st.sampled_from(list(ROLES)), st.integers(1, 8)), min_size=1, max_size=3)
+    .map(tuple)
+    .map(HostSlots),
     st.integers(0, 100).map(CurrentIndex),
     st.just(CurrentHost()),
     labels.map(CurrentPort),
@@ -65,7 +70,8 @@ def expand_in_shell(
     (attempt_dir / "functions.sh").write_text(TASK_FUNCTIONS)
     script = (
         ". ./functions.sh; read_peers && build_environment || exit\n"
-        'for line in "${environment[@]}"; do eval "$line"; name=${line%%=*} name=${name#export }\n'
+        'for line in "${environment[@]}"; do eval "$line"; [[ $line != unset* ]] || continue\n'
+        "name=${line%%=*} name=${name#export }\n"
         """printf '%s=%s\\0' "$name" "${!name}"; done"""
     )
     done = subprocess.run(
@@ -99,7 +105,8 @@ def test_shell_expands_expressions_like_evaluate_expression(
     roles_text = "\n".join(
         [
             f"task_count={sum(ROLES.values())}",
-            f"role_settings() {{ role_name={quote(role)}; }}",
+            f"role_settings() {{ role_name={quote(role)} role_tasks={ROLES[role]}; }}",
+            "slurm_variables=0 srun_mpi=0",
             "role_variables() {",
             *templates,
             "}",

@@ -165,6 +165,17 @@ def test_het_job_submitted_over_ssh_completes(cluster: EmbeddedCluster, logins: 
     assert "1: CUDA_VISIBLE_DEVICES" not in output
 
 
+def test_pmix_works_over_two_nodes_of_the_machine(
+    cluster: EmbeddedCluster, logins: SshLogins
+) -> None:
+    """The slurmd of all nodes are on one machine; their PMIx servers must not share a directory."""
+    assert cluster.env["SLUICE_EMBEDDED_MPI"] == "pmix"
+    show = """sh -c 'echo "$PMIX_RANK $SLURMD_NODENAME"'"""
+    done = logins.run("sluice-alice", f"srun -p cpu --mpi=pmix -N2 -n2 --mem=100M {show}")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["0 n3", "1 n4"]
+
+
 @pytest.mark.parametrize(
     ("image", "command", "printed"),
     [

@@ -101,6 +101,7 @@ class FrameworkJob:
         retries: int = 0,
         description: str = "",
         labels: Mapping[str, str] | None = None,
+        slurm_variables: bool = False,
         roles: Mapping[str, Mapping[str, Any]] | None = None,
         client: Client | None = None,
     ) -> None:
@@ -110,7 +111,7 @@ class FrameworkJob:
         `Client.frameworks()` lists the versions. `cpus`, `memory` and `gpus` apply to each task. `roles` overrides fields of single roles, by their names in the
         job file: roles={"ps": {"cpuNumber": 4, "memoryMB": 8192}}. `params` are appended to the command as --key=value.
         `code` is a local directory or archive that is uploaded; `code_dir`, `data` and `output` are directories on the
-        cluster.
+        cluster. `slurm_variables` gives tasks Slurm's own variables, such as SLURM_JOB_ID.
         """
         self.name = name
         self.strategy = self._resolve_strategy(strategy)
@@ -148,6 +149,7 @@ class FrameworkJob:
             "estimatedDuration": estimated_duration,
             "jobEnvs": dict(env or {}),
             "labels": dict(labels or {}),
+            "slurmVariables": slurm_variables,
         }
         self._spec: dict[str, Any] = {
             key: value for key, value in fields.items() if value not in ("", None, {}, 0)

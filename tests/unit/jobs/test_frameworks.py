@@ -8,7 +8,7 @@ import pytest
 
 from jobs.jobfile import Framework, JobSpec, Port, TaskRole
 from jobs.jobfile.frameworks import STRATEGIES, FrameworkError, build_roles, find_strategy
-from jobs.script.framework_variables import build_framework_variables, uses_srun_mpi
+from jobs.script.framework_variables import build_framework_variables
 from tests.unit.jobs.evaluation import TaskAddresses, evaluate_expression
 
 
@@ -155,12 +155,10 @@ def test_paddle_tasks_get_the_endpoints_of_all_trainers():
 
 
 def test_mpi_is_started_by_srun_by_default():
-    assert uses_srun_mpi(job("mpi", worker=2))
-    assert not uses_srun_mpi(job("mpi", "hostfile", worker=2))
-    assert (
-        evaluate_variables(job("mpi", "hostfile", master=1, worker=2), "worker", 0)["MPI_RANK"]
-        == "1"
-    )
+    assert list_mpi_world(job("mpi", worker=2))
+    assert not list_mpi_world(job("mpi", "hostfile", worker=2))
+    values = evaluate_variables(job("mpi", "hostfile", master=1, worker=2), "worker", 0)
+    assert (values["MPI_RANK"], values["MPI_WORLD_SIZE"]) == ("1", "3")
 
 
 @pytest.mark.parametrize(
