@@ -12,7 +12,9 @@ from jobs.jobfile import TaskRole
 from jobs.jobfile.fields import format_duration
 from jobs.plan import Group, Plan, RolePlan, describe_plan
 from jobs.script.context import RenderContext
+from jobs.script.directories import Bind
 from jobs.script.framework_variables import uses_srun_mpi
+from jobs.script.host_names import decide_ssh_mode, list_host_name_prefixes
 from jobs.script.quoting import quote, quote_path, render_array, render_case_function
 from jobs.script.render_options import RenderError
 from jobs.script.task_state import ScriptExit, render_exit_codes
@@ -149,6 +151,7 @@ _BATCH_EXIT_CODES = (
     ScriptExit.MOUNT_MISSING,
     ScriptExit.TASK_LOST,
     ScriptExit.LAUNCH_FAILED,
+    ScriptExit.SSH_FAILED,
     ScriptExit.STOPPED,
 )
 
@@ -164,8 +167,14 @@ def render_batch_data(context: RenderContext) -> str:
         "# ---- Data of the job: arrays by role, in the order of the job file " + "-" * 26,
         f"attempt_dir={quote(context.paths.dir)}",
         f"grace_s={context.grace_s} # between SIGTERM and SIGKILL",
+        f"runtime={context.options.runtime} ssh_mode={decide_ssh_mode(context.spec)} # SSH between tasks",
         f"time_limit_s={context.slurm_time_limit_s or 0} limit_signal={int(_limit_is_announced(plan))} # 1: Slurm announces the limit",
         render_array("role_names", (quote(role.name) for role in plan.roles)),
+        render_array(
+            "role_hosts",
+            (quote(" ".join(names)) for names in list_host_name_prefixes(context.spec)),
+            "host names of tasks, without the index",
+        ),
         render_array("role_tasks", (str(role.tasks) for role in plan.roles)),
         render_array("role_groups", (str(role.group) for role in plan.roles), "het job component"),
         render_array(
@@ -219,7 +228,7 @@ def _render_step(context: RenderContext, role: RolePlan) -> list[str]:
         return lines
     mounts = (
         f"{quote_path(b.source)}:{quote_path(b.target)}{':ro' if b.read_only else ''}"
-        for b in context.dirs.binds
+        for b in _list_pyxis_binds(context)
     )
     return [
         *lines,
@@ -228,3 +237,14 @@ def _render_step(context: RenderContext, role: RolePlan) -> list[str]:
         'options+=(--container-mounts="$mounts")',
         f"options+=(--container-workdir={quote(context.paths.dir)} --container-mount-home --container-writable)",
     ]
+
+
+def _list_pyxis_binds(context: RenderContext) -> tuple[Bind, ...]:
+    """List the mounts of a container that srun starts: before the addresses of the tasks are known.
+
+    batch.sh adds them to the file that is mounted as /etc/hosts.
+    """
+    binds = context.dirs.binds
+    if any(bind.target == "/etc/hosts" for bind in binds):
+        return binds
+    return (*binds, Bind(context.paths.path_to("hosts"), "/etc/hosts", read_only=True))

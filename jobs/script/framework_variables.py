@@ -37,6 +37,7 @@ _PORT_LABELS = (
     "horovod",
     "dmlc",
     "paddle",
+    "mindspore",
 )
 
 
@@ -56,6 +57,25 @@ def build_framework_variables(spec: JobSpec) -> dict[str, tuple[Variable, ...]]:
         role.name: tuple(build(assignment, role)) if assignment.part_of(role) else ()
         for role in spec.task_roles
     }
+
+
+def find_framework_server(spec: JobSpec, role: TaskRole) -> str:
+    """Find the server that the first task of this role starts before its command: "horovod", "xgboost", "mindspore" or "".
+
+    The tasks of these frameworks find each other by it. A job with a scheduler role runs its own there.
+    """
+    assignment = assign_roles(spec)
+    if assignment is None or assignment.roles("scheduler"):
+        return ""
+    strategy = assignment.strategy
+    leader = assignment.roles("chief", "worker")[0]
+    if role != leader or (strategy.framework, strategy.name) not in (
+        ("horovod", "ring"),
+        ("xgboost", "rabit"),
+        ("mindspore", "collective"),
+    ):
+        return ""
+    return strategy.framework
 
 
 def uses_srun_mpi(spec: JobSpec) -> bool:
@@ -158,6 +178,8 @@ def _build_horovod(assignment: RoleAssignment, role: TaskRole) -> list[Variable]
         Variable("HOROVOD_LOCAL_SIZE", constant_expression(1)),
         Variable("HOROVOD_CROSS_RANK", rank),
         Variable("HOROVOD_CROSS_SIZE", size),
+        # Each task is a host of its own for Horovod.
+        Variable("HOROVOD_HOSTNAME", (LiteralText(f"{role.name}-"), CurrentIndex())),
         Variable("HOROVOD_CONTROLLER", constant_expression("gloo")),
         Variable("HOROVOD_CPU_OPERATIONS", constant_expression("gloo")),
         Variable("HOROVOD_GLOO_RENDEZVOUS_ADDR", host),
@@ -196,6 +218,29 @@ def _build_paddle(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:
     ]
 
 
+def _build_mindspore(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:
+    host, port = _build_rendezvous_address(assignment, "scheduler", "worker")
+    part = assignment.part_of(role)
+    rank: Expression = (CurrentIndex(assignment.rank_of_first_task(role, part)),)
+    size = constant_expression(assignment.count("worker"))
+    shared = [
+        Variable("MS_SCHED_HOST", host),
+        Variable("MS_SCHED_PORT", port),
+        Variable("MS_WORKER_NUM", size),
+        Variable("MS_SERVER_NUM", constant_expression(0)),
+    ]
+    if part == "scheduler":
+        return [*shared, Variable("MS_ROLE", constant_expression("MS_SCHED"))]
+    return [
+        *shared,
+        Variable("MS_ROLE", constant_expression("MS_WORKER")),
+        Variable("MS_NODE_ID", rank),
+        Variable("RANK_ID", rank),
+        Variable("RANK_SIZE", size),
+        Variable("DEVICE_ID", constant_expression(0)),
+    ]
+
+
 def _build_mpi(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:
     rank: Expression = (CurrentIndex(assignment.rank_of_first_task(role, "chief", "worker")),)
     return [
@@ -212,5 +257,6 @@ _VARIABLE_BUILDERS: Mapping[str, Callable[[RoleAssignment, TaskRole], list[Varia
     "mxnet": _build_dmlc,
     "xgboost": _build_dmlc,
     "paddle": _build_paddle,
+    "mindspore": _build_mindspore,
     "mpi": _build_mpi,
 }

@@ -35,6 +35,7 @@ STRATEGY_ROLES: Mapping[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]
     ("mxnet", "ps"): (("scheduler", "ps", "worker"), ()),
     ("xgboost", "rabit"): (("worker",), ("scheduler", "ps")),
     ("paddle", "collective"): (("worker",), ()),
+    ("mindspore", "collective"): (("worker",), ("scheduler",)),
     ("mpi", "srun"): (("worker",), ("chief",)),
     ("mpi", "hostfile"): (("worker",), ("chief",)),
 }
@@ -346,6 +347,12 @@ class PaddleJob(FrameworkJob):
     """Strategy "collective". Tasks get PADDLE_TRAINER_ID, PADDLE_TRAINER_ENDPOINTS and the like."""
 
     framework = "paddle"
+
+
+class MindSporeJob(FrameworkJob):
+    """Strategy "collective". Tasks get MS_ROLE, MS_SCHED_HOST, RANK_ID and the like."""
+
+    framework = "mindspore"
 
 
 class MPIJob(FrameworkJob):

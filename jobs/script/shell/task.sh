@@ -6,6 +6,8 @@
 #    tasks to the file peers.RESTART_COUNT.
 # 3. Starts enter.sh in the role's container with the task's variables. The task's output goes to its log.
 # 4. Reports "ended" with the exit code.
+# Usage with a fourth argument: task.sh ATTEMPT_DIR ROLE RESTART_COUNT TASK_DATA, in a session of the task's SSH server
+# (sshd.sh): runs a command in a further container, equal to the task's.
 # roles.sh has the data of the job: settings, arrays, and the functions role_settings, role_variables and
 # role_commands. role_variables calls the functions `variable`, `template` and `family` of this file.
 # shellcheck disable=SC2154,SC2329  # roles.sh sets variables and calls functions
@@ -13,9 +15,13 @@
 set -u
 umask 077
 attempt_dir=${1:?} role=${2:?} restart_count=${3:?} # ROLE is the number of the role; RESTART_COUNT is Slurm's count of requeues
+# shellcheck source=/dev/null
+[[ -z ${4-} ]] || . "$4" || exit # the task's exported variables, argv and task_dir
 index=${SLURM_PROCID:?}
 # shellcheck source=/dev/null
 . "$attempt_dir/roles.sh" || exit
+# shellcheck source=/dev/null
+[[ $ssh_mode == off ]] || . "$attempt_dir/sshd.sh" || exit
 role_settings "$role"
 name=$role_name-$index
 log=$attempt_dir/logs/$name.log
@@ -23,6 +29,7 @@ state_file=$attempt_dir/tasks/$name.state
 node=${SLURMD_NODENAME:-$(hostname)}
 task_ports=() ip='' state=starting started='' ended='' exit_code='' signal='' reason=''
 task_pid='' kill_timer='' mount_pid='' mount_dir='' stopping=0 interrupted=0
+task_dir=${task_dir-} # private directory on the node, mounted in the container at the same path
 
 # ---- Reports ----------------------------------------------------------------------------------
 
@@ -49,7 +56,9 @@ finish_task() {
   ((exit_code > 128 && exit_code < 193)) && signal=$((exit_code - 128))
   [[ -z $kill_timer ]] || kill -KILL "$kill_timer" 2>/dev/null
   [[ -z ${canary-} ]] || kill -KILL "$canary" 2>/dev/null
+  [[ $ssh_mode == off ]] || stop_sshd
   unmount_image
+  [[ -z $task_dir ]] || rm -rf "$task_dir"
   write_state
   printf 'ended %s %s %s %s\n' "$role" "$index" "$exit_code" "$reason"
   exit "$exit_code"
@@ -202,7 +211,7 @@ expand_hosts() {
 # build_environment: sets `environment`, the lines that enter.sh runs. Container runtimes start with an empty
 # environment, so the lines also set the variables of Slurm, GPUs and PMI that the task needs.
 build_environment() {
-  local exported pre_command command post_command
+  local exported pre_command command post_command framework_server
   for exported in $(compgen -e); do
     case $exported in
       USER | LOGNAME | TZ | SLURM_* | SLURMD_* | CUDA_VISIBLE_DEVICES | ROCR_VISIBLE_DEVICES | ZE_AFFINITY_MASK | GPU_DEVICE_ORDINAL | \
@@ -213,6 +222,8 @@ build_environment() {
   variable SLUICE_ATTEMPT "${attempt_dir##*/}"
   variable SLUICE_RESTART_COUNT "$restart_count"
   role_commands "$role"
+  ((index)) || assign _sluice_server "$framework_server"
+  [[ $ssh_mode == off ]] || add_ssh_variables
   assign _sluice_pre "$pre_command"
   assign _sluice_command "$command"
   assign _sluice_post "$post_command"
@@ -335,6 +346,25 @@ unmount_image() {
   mount_pid=''
 }
 
+# make_task_dir: makes task_dir. TMPDIR may be longer than a unix socket's path allows (107 bytes).
+make_task_dir() {
+  task_dir=$(mktemp -d "/tmp/sluice-task-$UID-XXXXXXXX" 2>/dev/null || mktemp -d "${TMPDIR:-/tmp}/sluice-task-$UID-XXXXXXXX") || {
+    printf 'sluice: no directory can be made in /tmp on %s\n' "$node" >>"$log"
+    finish_task "$exit_start_failed" start_failed
+  }
+}
+
+# mount_hosts: gives the container an /etc/hosts with the names of all tasks and the node's own entries, unless the job
+# mounts one. Pyxis has mounted the batch script's file already; without a container there is nothing to mount.
+mount_hosts() {
+  local i
+  [[ $runtime == pyxis || $runtime == none ]] && return
+  mounts+=("$task_dir" "$task_dir" rw)
+  for ((i = 1; i < ${#mounts[@]}; i += 3)); do [[ ${mounts[i]} != /etc/hosts ]] || return 0; done
+  cat "$attempt_dir/hosts" /etc/hosts >"$task_dir/hosts" 2>/dev/null
+  mounts+=("$task_dir/hosts" /etc/hosts ro)
+}
+
 # container_argv: sets argv, the command that runs enter.sh in the role's container.
 container_argv() {
   local i mount mode image_root=$image_file
@@ -381,7 +411,10 @@ on_term() {
   stopping=1
   [[ -n $task_pid ]] || return
   sleep 0.3
-  kill -0 "$canary" 2>/dev/null && kill -TERM -- "-$task_pid" 2>/dev/null
+  if kill -0 "$canary" 2>/dev/null; then
+    kill -TERM -- "-$task_pid" 2>/dev/null
+    [[ $ssh_mode == off ]] || signal_sessions TERM
+  fi
   (
     trap '' TERM
     sleep "$grace_s"
@@ -395,8 +428,11 @@ on_term() {
 run_task() {
   local argv=() input
   ((role_gpus)) || export CUDA_VISIBLE_DEVICES=
+  [[ $ssh_mode == off ]] || write_ssh_config
   build_environment
+  mount_hosts
   container_argv
+  [[ $ssh_mode == off ]] || accept_sessions
   exec {input}< <(printf '%s\n' "${environment[@]}") # a pipe, so that values of secrets are not written to disk
   set -m # the task gets a process group, so that signals reach all its processes
   "${argv[@]}" /bin/sh "$attempt_dir/enter.sh" "$work_dir" <&"$input" {input}<&- >>"$log" 2>&1 &
@@ -429,6 +465,8 @@ main() {
   log_offset=$(stat -c %s -- "$log" 2>/dev/null || printf 0)
   find_address
   pick_ports
+  make_task_dir
+  [[ $ssh_mode == off ]] || start_sshd
   write_state
   printf 'ready %s %s %s %s %s %s\n' "$role" "$index" "${SLURM_STEP_ID-}" "$node" "$ip" "$(format_ports)"
   wait_for_go
@@ -441,4 +479,8 @@ main() {
   finish_task "$exit_code" ''
 }
 
-main
+if [[ -n ${4-} ]]; then
+  run_session
+else
+  main
+fi
