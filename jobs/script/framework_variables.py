@@ -41,6 +41,10 @@ _PORT_LABELS = (
 )
 
 
+# Strategies whose tasks connect to a server that is no part of the job's own program.
+_SERVED_STRATEGIES = (("horovod", "ring"), ("xgboost", "rabit"), ("mindspore", "collective"))
+
+
 def _framework_port_label(role: TaskRole) -> str:
     """The label of the port that the framework listens on in tasks of this role."""
     labels = {port.label.lower(): port.label for port in role.port_list}
@@ -59,23 +63,22 @@ def build_framework_variables(spec: JobSpec) -> dict[str, tuple[Variable, ...]]:
     }
 
 
-def find_framework_server(spec: JobSpec, role: TaskRole) -> str:
-    """Find the server that the first task of this role starts before its command: "horovod", "xgboost", "mindspore" or "".
+def find_framework_server(spec: JobSpec, role: TaskRole) -> tuple[str, bool]:
+    """Find the server by which the tasks of this role find each other: "horovod", "xgboost", "mindspore" or "".
 
-    The tasks of these frameworks find each other by it. A job with a scheduler role runs its own there.
+    The second value is True if the first task of this role starts it before its command; other tasks wait for it. A job
+    with a scheduler role runs its own server there.
     """
     assignment = assign_roles(spec)
     if assignment is None or assignment.roles("scheduler"):
-        return ""
+        return "", False
     strategy = assignment.strategy
-    leader = assignment.roles("chief", "worker")[0]
-    if role != leader or (strategy.framework, strategy.name) not in (
-        ("horovod", "ring"),
-        ("xgboost", "rabit"),
-        ("mindspore", "collective"),
-    ):
-        return ""
-    return strategy.framework
+    workers = assignment.roles("chief", "worker")
+    if assignment.count("chief", "worker") == 1 and strategy.framework != "mindspore":
+        return "", False
+    if role not in workers or (strategy.framework, strategy.name) not in _SERVED_STRATEGIES:
+        return "", False
+    return strategy.framework, role == workers[0]
 
 
 def uses_srun_mpi(spec: JobSpec) -> bool:

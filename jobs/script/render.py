@@ -46,7 +46,7 @@ def _list_shell_files(spec: JobSpec) -> list[str]:
     names = ["task.sh", "enter.sh"]
     if decide_ssh_mode(spec) != "off":
         names += ["sshd.sh", "session.sh"]
-    if any(find_framework_server(spec, role) for role in spec.task_roles):
+    if any(find_framework_server(spec, role)[0] for role in spec.task_roles):
         names.append("framework_server.py")
     return names
 

@@ -231,7 +231,7 @@ def _encode_part(part: ExpressionPart) -> str:
 # Commands
 
 
-def _render_commands(role: TaskRole, framework_server: str) -> list[str]:
+def _render_commands(role: TaskRole, server: tuple[str, bool]) -> list[str]:
     command = (_STRICT_SHELL_LINES if role.strict_shell else "") + role.command.rstrip()
     for parameter in role.parameters:
         command += " " + quote(f"--{parameter.key}={parameter.value}")
@@ -244,5 +244,5 @@ def _render_commands(role: TaskRole, framework_server: str) -> list[str]:
             texts[name] = "set -o errexit\n" + "\n".join(commands)
     return [
         *(f"{name}={quote(text)}" for name, text in texts.items()),
-        f"framework_server={quote(framework_server)}",
+        f"framework_server={quote(server[0])} starts_server={int(server[1])}",
     ]

@@ -129,9 +129,14 @@ class BatchHarness:
         files: dict[str, str] | None = None,
         slurm_conf: Path | None = None,
         attempt_of: SubmittedAttempt | None = None,
+        own_addresses: bool = False,
         **options: Any,
     ) -> SubmittedAttempt:
-        """Submit a job, or a further attempt of the job of `attempt_of`."""
+        """Submit a job, or a further attempt of the job of `attempt_of`.
+
+        `own_addresses` gives every node a loopback address of its own, as nodes of a real cluster have: launchers
+        such as mpirun start processes with ssh only on addresses that are not the machine's.
+        """
         paths = AttemptPaths(self.root, str(uuid.uuid4()), 1)
         if attempt_of is not None:
             paths = replace(attempt_of.paths, attempt=attempt_of.paths.attempt + 1)
@@ -150,6 +155,12 @@ class BatchHarness:
             **options,
         }
         rendered = render_files(created, spec, paths, user=USER, options=RenderOptions(**chosen))
+        if own_addresses:
+            with_address = rendered["task.sh"].replace(
+                "\n  find_address\n", "\n  find_address; ip=127.0.1.${node#n}\n", 1
+            )
+            assert with_address != rendered["task.sh"]
+            rendered["task.sh"] = with_address
         self.write(paths.dir, {**rendered, **{f"code/{k}": v for k, v in (files or {}).items()}})
         if slurm_conf:
             script = Path(paths.batch_script)

@@ -25,12 +25,12 @@ if [ -n "${_sluice_bin-}" ]; then
   export PATH="$_sluice_bin:$PATH"
 fi
 
-# The first task of some frameworks runs the server by which the tasks find each other.
+# The first task of some frameworks runs the server by which the tasks find each other; other tasks wait for it.
 case ${_sluice_server-} in
-  horovod | xgboost)
+  *horovod | *xgboost)
     _sluice_python=$(command -v python3 || command -v python)
     if ! _sluice_server_pid=$("${_sluice_python:-python3}" "${0%/*}/framework_server.py" "$_sluice_server" 2>&3 3>&-); then
-      echo "sluice: the server of $_sluice_server could not be started in this task's container" >&3
+      echo "sluice: the server of ${_sluice_server#wait-} is not available in the container of this task or of the first task" >&3
       exit 209
     fi
     ;;

@@ -3,12 +3,21 @@
 Usage: framework_server.py horovod|xgboost, run by enter.sh with the Python and the framework of the image, so it uses
 Python 3.6 and the standard library only. It prints the process id of the server when the server listens, and ends;
 the server runs until enter.sh kills it. The address, the port and the number of tasks come from the task's variables.
+Usage in the other tasks: framework_server.py wait-horovod|wait-xgboost. It ends when the server listens.
 """
 
 import os
 import signal
+import socket
 import sys
+import time
 import traceback
+
+ADDRESS_VARIABLES = {
+    "horovod": ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
+    "xgboost": ("DMLC_TRACKER_URI", "DMLC_TRACKER_PORT"),
+}
+WAIT_S = 300  # the image of the first task may be slow to read
 
 
 class Slot:
@@ -63,7 +72,28 @@ def run_server(name, ready):
     run()
 
 
+def wait_for_server(name):
+    host, port = ADDRESS_VARIABLES[name]
+    address = os.environ[host], int(os.environ[port])
+    if name == "xgboost":
+        from xgboost.tracker import RabitTracker
+
+        if not hasattr(RabitTracker, "wait_for"):
+            return 0  # before 2.1, a connection without a message ends the tracker; workers try again by themselves
+    deadline = time.time() + WAIT_S
+    while time.time() < deadline:
+        try:
+            socket.create_connection(address, timeout=10).close()
+            return 0
+        except OSError:
+            time.sleep(0.2)
+    sys.stderr.write("%s does not answer at %s:%s\n" % ((name,) + address))
+    return 1
+
+
 def main():
+    if sys.argv[1].startswith("wait-"):
+        return wait_for_server(sys.argv[1][len("wait-") :])
     ready_end, report_end = os.pipe()
     # The server may use threads, which a fork does not copy: fork first.
     child = os.fork()

@@ -211,7 +211,7 @@ expand_hosts() {
 # build_environment: sets `environment`, the lines that enter.sh runs. Container runtimes start with an empty
 # environment, so the lines also set the variables of Slurm, GPUs and PMI that the task needs.
 build_environment() {
-  local exported pre_command command post_command framework_server
+  local exported pre_command command post_command framework_server starts_server
   for exported in $(compgen -e); do
     case $exported in
       USER | LOGNAME | TZ | SLURM_* | SLURMD_* | CUDA_VISIBLE_DEVICES | ROCR_VISIBLE_DEVICES | ZE_AFFINITY_MASK | GPU_DEVICE_ORDINAL | \
@@ -222,7 +222,8 @@ build_environment() {
   variable SLUICE_ATTEMPT "${attempt_dir##*/}"
   variable SLUICE_RESTART_COUNT "$restart_count"
   role_commands "$role"
-  ((index)) || assign _sluice_server "$framework_server"
+  ((starts_server && index == 0)) || framework_server=${framework_server:+wait-$framework_server}
+  assign _sluice_server "$framework_server"
   [[ $ssh_mode == off ]] || add_ssh_variables
   assign _sluice_pre "$pre_command"
   assign _sluice_command "$command"
