@@ -9,7 +9,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from devtools.embedded_cluster import apptainer, operations
+from devtools.embedded_cluster import apptainer, operations, packages
 from devtools.embedded_cluster.console import ClusterSetupError, print_error
 from devtools.embedded_cluster.layout import SERVICE_USER, Layout, get_cluster_dir, read_ports
 
@@ -109,6 +109,7 @@ def build_environment(layout: Layout) -> dict[str, str]:
         "SLUICE_EMBEDDED_WORK_ROOT": f"{layout.scratch}/{{user}}",
         "SLUICE_EMBEDDED_IMAGES": str(layout.images),
         "SLUICE_EMBEDDED_SERVICE_USER": SERVICE_USER,
+        "SLUICE_EMBEDDED_MPI": "pmix" if packages.has_pmix() else "",
     }
 
 

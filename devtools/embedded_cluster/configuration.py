@@ -13,7 +13,7 @@ import socket
 from functools import cache
 from pathlib import Path
 
-from devtools.embedded_cluster import apptainer, memory
+from devtools.embedded_cluster import apptainer, memory, packages
 from devtools.embedded_cluster.console import SYSTEM_PATH, run
 from devtools.embedded_cluster.layout import (
     CLUSTER_NAME,
@@ -69,6 +69,11 @@ def render_slurm_conf(layout: Layout, ports: dict[str, int]) -> str:
         f"PlugStackConfig={layout.etc}/plugstack.conf",
         f"StateSaveLocation={layout.dir}/state",
         f"SlurmdSpoolDir={layout.dir}/spool/%n",
+        # Slurm's PMIx plugin creates a directory named for the step here; nodes of one machine must not share it.
+        # slurmd loads the plugin only at its start; the changed line restarts it after PMIx was installed.
+        f"TmpFS={layout.node_tmp('%n')}"
+        if packages.has_pmix()
+        else "# TmpFS: default, there is no PMIx",
         f"SlurmctldPidFile={layout.dir}/state/slurmctld.pid",
         f"SlurmdPidFile={layout.dir}/state/%n.pid",
         f"SlurmctldLogFile={layout.log}/slurmctld.log",

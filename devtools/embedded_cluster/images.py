@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from devtools.embedded_cluster import apptainer
@@ -119,6 +119,12 @@ def make_busybox_root(root: Path, log: Path) -> None:
 
 
 def make_python_root(root: Path, log: Path) -> None:
+    make_debian_root(root, log, packages=("python3", "bash", "ca-certificates"))
+    remove_image_clutter(root)
+
+
+def make_debian_root(root: Path, log: Path, *, packages: Sequence[str]) -> None:
+    """Create the root directory of an image with packages of the machine's own distribution."""
     install([Requirement("mmdebstrap", "mmdebstrap")], log=log)
     sources = []
     for source in read_distribution_sources():
@@ -127,19 +133,25 @@ def make_python_root(root: Path, log: Path) -> None:
             sources.append(f"deb {options}{source.uri} {suite} {' '.join(source.components)}")
     if not sources:
         raise ClusterSetupError(
-            "No package source of this distribution was found in /etc/apt for the image python.sif."
+            "No package source of this distribution was found in /etc/apt, so no image can be made from its packages."
         )
     excluded = [f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in EXCLUDED_SHARE_DIRS]
     command = [
-        "mmdebstrap", "--mode=root", "--variant=essential", "--include=python3,bash,ca-certificates",
+        "mmdebstrap", "--mode=root", "--variant=essential", f"--include={','.join(packages)}",
         *excluded, '--aptopt=Acquire::Languages "none"', '--aptopt=APT::Install-Recommends "false"',
         read_os_release()["VERSION_CODENAME"], str(root), *sources,
     ]  # fmt: skip
     if run_logged(command, log=log) != 0:
         raise ClusterSetupError(
-            f"mmdebstrap could not make the image python.sif: see {log}, repair the network or the package sources "
-            "and run this again (the cluster itself is up)."
+            f"mmdebstrap could not install {', '.join(packages)} into an image: see {log}, repair the network or the "
+            "package sources and run this again (the cluster itself is up)."
         )
+    (root / "etc/resolv.conf").unlink(missing_ok=True)
+    (root / "etc/hostname").unlink(missing_ok=True)
+
+
+def remove_image_clutter(root: Path) -> None:
+    """Remove package lists, caches and Python's own tests."""
     for pattern in (
         "var/lib/apt/lists/*",
         "var/cache/*/*",
@@ -148,5 +160,3 @@ def make_python_root(root: Path, log: Path) -> None:
     ):
         for path in root.glob(pattern):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    (root / "etc/resolv.conf").unlink(missing_ok=True)
-    (root / "etc/hostname").unlink(missing_ok=True)

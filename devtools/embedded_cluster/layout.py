@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import pwd
@@ -112,6 +113,11 @@ class Layout:
     def images(self) -> Path:
         return self.dir / "images"
 
+    def node_tmp(self, node: str) -> Path:
+        """The directory for temporary files of one node, below /tmp because container runtimes mount that."""
+        digest = hashlib.sha256(str(self.dir).encode()).hexdigest()[:8]
+        return Path(f"/tmp/sluice-cluster-{digest}-{node}")  # noqa: S108 created by root, not followed if it is a link
+
     @property
     def ssh(self) -> Path:
         return self.dir / "ssh"
@@ -144,6 +150,7 @@ class Layout:
         ensure_directory(self.log, slurm, 0o755)
         for node in NODES:
             ensure_directory(self.dir / "spool" / node.name, "root", 0o755)
+            ensure_directory(self.node_tmp(node.name), "root", 0o1777)
         for user in USERS:
             ensure_directory(self.scratch / user, user, 0o700)
 

@@ -76,6 +76,7 @@ def prepare(layout: Layout, steps: ProgressSteps) -> Path:
     bootstrap_log = SHARED_DIR / "install.log"
     with steps.step(f"packages (log: {bootstrap_log})") as remarks:
         installed = packages.install(packages.CLUSTER_REQUIREMENTS, log=bootstrap_log)
+        installed += packages.install_pmix(log=bootstrap_log)
         remarks += [f"installed {', '.join(installed)}"] if installed else ["all there"]
     with steps.step("Unix accounts") as remarks:
         created = accounts.ensure_unix_accounts()
@@ -368,6 +369,9 @@ def reset(layout: Layout) -> None:
             f"{layout.dir} has no marker file of an embedded cluster: it is not deleted."
         )
     down(layout)
+    for path in (layout.node_tmp(name) for name in NODE_NAMES):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
     for entry in sorted(layout.dir.iterdir(), key=lambda path: path == layout.marker):
         # The marker is deleted last, so that an interrupted reset can be repeated.
         shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()

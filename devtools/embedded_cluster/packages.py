@@ -47,6 +47,11 @@ CLUSTER_REQUIREMENTS = (
     Requirement("passwd", "useradd"),
 )
 
+# For srun --mpi=pmix. Slurm's plugin, which is in slurm-wlm-basic-plugins, opens libpmix.so (22.05 to 24.11), which only
+# the -dev package has. The cluster works without it, except for MPI jobs that srun starts.
+PMIX_PLUGIN = "/usr/lib/*/slurm*/mpi_pmix*.so"
+PMIX_REQUIREMENT = Requirement("libpmix-dev", "/usr/lib/*/pmix2/lib/libpmix.so")
+
 
 def is_installed(requirement: Requirement) -> bool:
     if "/" in requirement.provides:
@@ -120,6 +125,19 @@ def install(requirements: Sequence[Requirement], *, log: Path) -> list[str]:
         )
     disable_units(missing)
     return names
+
+
+def has_pmix() -> bool:
+    return bool(glob.glob(PMIX_PLUGIN)) and is_installed(PMIX_REQUIREMENT)
+
+
+def install_pmix(*, log: Path) -> list[str]:
+    """Install PMIx if Slurm has the plugin and apt has the package; returns the names of installed packages."""
+    if has_pmix() or not glob.glob(PMIX_PLUGIN):
+        return []
+    if not is_available_in_apt(PMIX_REQUIREMENT.package):
+        return []
+    return install([PMIX_REQUIREMENT], log=log)
 
 
 def get_debian_architecture() -> str:

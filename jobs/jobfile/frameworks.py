@@ -91,6 +91,7 @@ _HOROVOD_VARIABLES = (
     "HOROVOD_GLOO_RENDEZVOUS_ADDR",
     "HOROVOD_HOSTS",
 )
+_MPI_VARIABLES = ("MPI_HOST_LIST", "MPI_WORLD_SIZE", "MPI_RANK")
 
 # The first strategy of a framework is its default.
 STRATEGIES: tuple[Strategy, ...] = (
@@ -164,14 +165,14 @@ STRATEGIES: tuple[Strategy, ...] = (
         ("scheduler",),
         _MINDSPORE_VARIABLES,
     ),
-    Strategy("mpi", "srun", "MPI, started by srun", ("worker",), ("chief",), ("MPI_HOST_LIST",)),
+    Strategy("mpi", "srun", "MPI, started by srun", ("worker",), ("chief",), _MPI_VARIABLES),
     Strategy(
         "mpi",
         "hostfile",
         "MPI, started by mpirun in the first task",
         ("worker",),
         ("chief",),
-        ("MPI_HOST_LIST", "MPI_WORLD_SIZE", "MPI_RANK"),
+        _MPI_VARIABLES,
     ),
 )
 _FRAMEWORK_ALIASES: Mapping[str, str] = {
@@ -320,6 +321,20 @@ def assign_roles(spec: JobSpec) -> RoleAssignment | None:
             )
         )
     return RoleAssignment(strategy, {part: tuple(roles) for part, roles in parts.items()})
+
+
+def list_mpi_world(spec: JobSpec) -> tuple[int, ...]:
+    """List the positions of the roles whose tasks srun starts as one MPI program, in the order of their ranks.
+
+    Empty if srun does not start the job's MPI processes. Raises FrameworkError.
+    """
+    assignment = assign_roles(spec)
+    if assignment is None:
+        return ()
+    if (assignment.strategy.framework, assignment.strategy.name) != ("mpi", "srun"):
+        return ()
+    positions = {role.name: position for position, role in enumerate(spec.task_roles)}
+    return tuple(positions[role.name] for role in assignment.roles("chief", "worker"))
 
 
 def build_roles(

@@ -391,6 +391,19 @@ class JobSpec(Section):
         ),
         json_schema_extra=form("settings", professional=True, add=_("Add a variable")),
     )
+    slurm_variables: Flag = Field(
+        default=False,
+        title=_("Slurm's variables in tasks"),
+        description=_(
+            "Whether tasks get Slurm's own variables (SLURM_JOB_ID and others); if not, they get them as SLUICE_SLURM_*. "
+            "MPI jobs started by srun always get them."
+        ),
+        json_schema_extra=form(
+            "settings",
+            professional=True,
+            help=_("Programs such as mpirun call srun if they see Slurm's variables."),
+        ),
+    )
     mounts: tuple[Mount, ...] = Field(
         default=(),
         title=_("Storage mounts"),

@@ -15,10 +15,9 @@ def _build_group_requirement(plan: Plan, group: Group) -> RoleRequirement:
         return RoleRequirement(
             group.nodes, group.cpus, group.mem_mib, group.gpus, group.gpu_type, max_per_node=1
         )
-    (role,) = plan.roles_of(group)
-    return RoleRequirement(
-        role.tasks, role.cpus, role.mem_mib, role.gpus, role.gpu_type, role.per_node
-    )
+    roles = plan.roles_of(group)  # their tasks are equal
+    role, tasks = roles[0], sum(role.tasks for role in roles)
+    return RoleRequirement(tasks, role.cpus, role.mem_mib, role.gpus, role.gpu_type, role.per_node)
 
 
 def fits_capacity(plan: Plan, capacity: Capacity, *, free: bool) -> bool:

@@ -25,19 +25,21 @@ class RolePlan:
     gpus: int
     gpu_type: str  # empty: any
     group: int  # index of the role's group
-    per_node: int | None  # maximum number of tasks of this role on one node; None: Slurm decides
+    # Maximum number of tasks on one node of this role, or of all roles in its step; None: Slurm decides.
+    per_node: int | None
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
     """One allocation: the whole job, or one component of a heterogeneous job.
 
-    `cpus`, `mem_mib` and `gpus` are per task in a group of one role, and per node in a shared group.
+    `cpus`, `mem_mib` and `gpus` are per task in a group of one role, or of roles with equal tasks in one step, and per
+    node in a shared group.
     """
 
     index: int
     partition: str
-    shared: bool  # several roles share the nodes
+    shared: bool  # several roles share the nodes, each with its own step
     nodes: int  # number of nodes, or the minimum
     fixed_nodes: bool  # True: exactly `nodes`; False: at least `nodes`
     cpus: int
@@ -80,9 +82,24 @@ class Plan:
     groups: tuple[Group, ...]
     totals: Totals
     notes: tuple[Note, ...] = ()
+    # Positions of the roles whose tasks srun starts together as one MPI program, in the order of their ranks.
+    mpi_roles: tuple[int, ...] = ()
 
     def roles_of(self, group: Group) -> list[RolePlan]:
         return [role for role in self.roles if role.group == group.index]
+
+    def list_steps(self) -> list[tuple[RolePlan, ...]]:
+        """List the steps of the job, each with the roles whose tasks it runs, in the order of their ranks.
+
+        Each role has its own step, except those of an MPI program, which have one together.
+        """
+        steps = []
+        for role in self.roles:
+            if role.index not in self.mpi_roles:
+                steps.append((role,))
+            elif role.index == min(self.mpi_roles):
+                steps.append(tuple(self.roles[index] for index in self.mpi_roles))
+        return steps
 
     def to_json(self) -> dict[str, Any]:
         notes = [{**_to_dict(note), "message": serialize(note.message)} for note in self.notes]
@@ -101,6 +118,7 @@ class Plan:
                 **value,
                 "roles": tuple(RolePlan(**row) for row in value["roles"]),
                 "groups": tuple(Group(**row) for row in value["groups"]),
+                "mpi_roles": tuple(value.get("mpi_roles", ())),
                 "totals": Totals(**value["totals"]),
                 "notes": tuple(
                     Note(row["code"], deserialize(row["message"]), row["params"])

@@ -1,17 +1,20 @@
 """Plans a job: chooses its layout, partitions and nodes, or reports why it can never start.
 
 The layout is simple (one role), packed (roles share nodes) or het (one component of a heterogeneous job per
-role). Reports all problems at once, each with a suggestion. Pure.
+role). Roles of one MPI program whose tasks are equal count as one role here, because one step runs them; roles with
+different tasks can form one MPI program only as components of a heterogeneous job. Reports all problems at once,
+each with a suggestion. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from clusters.capacity import Capacity, NamespaceRules, Partition
-from core.messages import join_with_and, msg, msg_plural
+from core.messages import join_messages, join_with_and, msg, msg_plural
 from jobs.jobfile import JobSpec
+from jobs.jobfile.frameworks import list_mpi_world
 from jobs.plan import placement
 from jobs.plan.availability import fits_capacity
 from jobs.plan.candidates import (
@@ -35,8 +38,17 @@ from jobs.plan.model import (
 )
 from jobs.plan.placement import PerNodeAllocation, RoleRequirement
 
-# Partition, indices of the group's roles, and the allocation if roles share nodes, else the number of nodes.
-_PlannedGroup = tuple[Partition, list[int], PerNodeAllocation | int]
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """Roles that are placed together: one role, or the roles of an MPI program whose tasks are equal."""
+
+    roles: tuple[int, ...]
+    requirement: RoleRequirement
+
+
+# Partition, the group's units, and the allocation if the units share nodes, else the number of nodes.
+_PlannedGroup = tuple[Partition, list[_Unit], PerNodeAllocation | int]
 
 
 def plan(spec: JobSpec, rules: NamespaceRules, capacity: Capacity) -> Plan:
@@ -58,39 +70,91 @@ def plan(spec: JobSpec, rules: NamespaceRules, capacity: Capacity) -> Plan:
 
 def _choose_layout(state: PlanningState) -> tuple[Layout, list[_PlannedGroup]] | None:
     """Choose the layout and its groups. If the roles do not fit together, add a problem and return None."""
-    all_roles = list(range(len(state.requirements)))
-    if len(state.requirements) == 1:
-        partition = next(
-            p for p in state.partitions if can_partition_hold(state, p, state.requirements[0])
-        )
-        count = (
-            placement.count_nodes_needed(state.eligible_nodes(partition), state.requirements[0])
-            or 1
-        )
-        return "simple", [(partition, [0], count)]
+    world, requested = list_mpi_world(state.spec), state.spec.placement
+    units = _list_units(state, world)
+    if len(world) > 1:
+        joined = _join_units(state, world) if requested != "separate" else None
+        found = _place_units(state, joined) if joined else None
+        if found is None and requested != "pack":
+            found = _place_separately(state, units)
+        if found is None and joined is None and requested != "separate":
+            _reject_unequal_mpi_roles(state, world)
+        elif found is None:
+            _reject_layout(state, joined or units)
+        return found
+    found = _place_units(state, units)
+    if found is None:
+        _reject_layout(state, units)
+    return found
+
+
+def _list_units(state: PlanningState, world: tuple[int, ...]) -> list[_Unit]:
+    """List each role alone, in the order of the job file; MPI ranks follow the order of het job components."""
+    order = list(range(len(state.requirements)))
+    if world:
+        first = min(world)
+        rest = [index for index in order if index not in world]
+        order = [*(i for i in rest if i < first), *world, *(i for i in rest if i > first)]
+    return [_Unit((index,), state.requirements[index]) for index in order]
+
+
+def _join_units(state: PlanningState, world: tuple[int, ...]) -> list[_Unit] | None:
+    """List the roles with those of the MPI program as one unit. None if their tasks differ."""
+    requirements = [state.requirements[index] for index in world]
+    if len({replace(requirement, tasks=0) for requirement in requirements}) > 1:
+        return None
+    tasks = sum(requirement.tasks for requirement in requirements)
+    unit = _Unit(world, replace(requirements[0], tasks=tasks))
+    alone = [u for u in _list_units(state, ()) if u.roles[0] not in world]
+    return sorted([unit, *alone], key=lambda u: min(u.roles))
+
+
+def _place_units(
+    state: PlanningState, units: list[_Unit]
+) -> tuple[Layout, list[_PlannedGroup]] | None:
+    if len(units) == 1:
+        return _place_alone(state, units[0])
     requested = state.spec.placement
-    packed = None if requested == "separate" else _try_pack(state)
+    packed = None if requested == "separate" else _try_pack(state, units)
     if packed is not None and (requested == "pack" or packed[1].idle_gpus == 0):
-        return "packed", [(packed[0], all_roles, packed[1])]
-    separate = None if requested == "pack" else _try_separate(state)
+        return "packed", [(packed[0], units, packed[1])]
+    separate = None if requested == "pack" else _place_separately(state, units)
     if separate is not None:
-        return "het", [(p, [i], n) for i, (p, n) in enumerate(separate)]
-    if packed is not None:
-        return "packed", [(packed[0], all_roles, packed[1])]
-    _reject_layout(state)
+        return separate
+    return None if packed is None else ("packed", [(packed[0], units, packed[1])])
+
+
+def _place_alone(state: PlanningState, unit: _Unit) -> tuple[Layout, list[_PlannedGroup]] | None:
+    for partition in state.partitions:
+        if can_partition_hold(state, partition, unit.requirement):
+            nodes = state.eligible_nodes(partition)
+            count = placement.count_nodes_needed(nodes, unit.requirement) or 1
+            return "simple", [(partition, [unit], count)]
     return None
 
 
-def _try_pack(state: PlanningState) -> tuple[Partition, PerNodeAllocation] | None:
+def _place_separately(
+    state: PlanningState, units: list[_Unit]
+) -> tuple[Layout, list[_PlannedGroup]] | None:
+    separate = _try_separate(state, units)
+    if separate is None:
+        return None
+    return "het", [(p, [unit], n) for unit, (p, n) in zip(units, separate, strict=True)]
+
+
+def _try_pack(
+    state: PlanningState, units: list[_Unit]
+) -> tuple[Partition, PerNodeAllocation] | None:
+    requirements = [unit.requirement for unit in units]
     if (
-        _find_port_conflict(state.spec)
-        or len({r.gpu_type for r in state.requirements if r.gpus}) > 1
+        _find_port_conflict(state.spec, units)
+        or len({r.gpu_type for r in requirements if r.gpus}) > 1
     ):
         return None
     best: tuple[Partition, PerNodeAllocation] | None = None
     for partition in state.partitions:
         allocation = placement.pack_onto_nodes(
-            state.requirements,
+            requirements,
             state.eligible_nodes(partition),
             fewest=state.spec.placement == "pack",
             max_nodes=state.max_nodes(partition),
@@ -100,20 +164,22 @@ def _try_pack(state: PlanningState) -> tuple[Partition, PerNodeAllocation] | Non
     return best
 
 
-def _try_separate(state: PlanningState) -> list[tuple[Partition, int]] | None:
-    """Place each role on nodes of its own. Returns (partition, number of nodes) by role, or None.
+def _try_separate(state: PlanningState, units: list[_Unit]) -> list[tuple[Partition, int]] | None:
+    """Place each unit on nodes of its own. Returns (partition, number of nodes) by unit, or None.
 
-    Tries the first partition that can hold each role, then other assignments of partitions to roles.
+    Tries the first partition that can hold each unit, then other assignments of partitions to units.
     """
     candidates = [
-        [p for p in state.partitions if can_partition_hold(state, p, requirement)]
-        for requirement in state.requirements
+        [p for p in state.partitions if can_partition_hold(state, p, unit.requirement)]
+        for unit in units
     ]
+    if not all(candidates):
+        return None
     for assignment in _list_assignments(candidates):
         counts = placement.assign_separate_nodes(
             [
-                (requirement, state.eligible_nodes(p))
-                for requirement, p in zip(state.requirements, assignment, strict=True)
+                (unit.requirement, state.eligible_nodes(p))
+                for unit, p in zip(units, assignment, strict=True)
             ]
         )
         if counts is not None and sum(counts) <= (state.rules.max_nodes_per_job or sum(counts)):
@@ -135,8 +201,12 @@ def _list_assignments(candidates: list[list[Partition]]) -> Iterator[list[Partit
     yield [options[-1] for options in candidates]
 
 
-def _find_port_conflict(spec: JobSpec) -> tuple[int, str, str] | None:
-    """Find a fixed port that two roles use. Returns (port, role name, role name) or None."""
+def _find_port_conflict(spec: JobSpec, units: list[_Unit]) -> tuple[int, str, str] | None:
+    """Find a fixed port that roles of two units use. Returns (port, role name, role name) or None.
+
+    A unit with a fixed port has at most one task on a node.
+    """
+    unit_of = {spec.task_roles[index].name: unit.roles for unit in units for index in unit.roles}
     ranges: list[tuple[int, int, str]] = []  # first port, last port + 1, role name
     for role in spec.task_roles:
         for port in role.port_list:
@@ -144,17 +214,54 @@ def _find_port_conflict(spec: JobSpec) -> tuple[int, str, str] | None:
                 continue
             end = port.begin_at + port.port_number
             for low, high, other in ranges:
-                if other != role.name and max(low, port.begin_at) < min(high, end):
+                is_same_unit = unit_of[other] == unit_of[role.name]
+                if not is_same_unit and max(low, port.begin_at) < min(high, end):
                     return max(low, port.begin_at), other, role.name
             ranges.append((port.begin_at, end, role.name))
     return None
 
 
-def _reject_layout(state: PlanningState) -> None:
+def _reject_unequal_mpi_roles(state: PlanningState, world: tuple[int, ...]) -> None:
+    roles = [state.spec.task_roles[index].name for index in world]
+    available = max(len(state.eligible_nodes(p)) for p in state.partitions)
+    equal = msg(
+        "plan.give-mpi-roles-equal-tasks",
+        "Give these roles the same cpuNumber, memoryMB, gpuNumber, gpuType and placement.",
+    )
+    if state.spec.placement == "pack":
+        state.add_problem(
+            "mpi_roles",
+            "placement",
+            msg(
+                "plan.mpi-roles-cannot-share",
+                "Roles %(roles)s form one MPI program, but their tasks request different resources; such roles cannot share nodes.",
+                roles=join_with_and(roles),
+            ),
+            join_messages(equal, msg("plan.or-placement-auto", "Or use placement auto.")),
+            roles=roles,
+        )
+        return
+    state.add_problem(
+        "mpi_roles",
+        "taskRoles",
+        msg(
+            "plan.mpi-roles-need-separate-nodes",
+            "Roles %(roles)s form one MPI program, but their tasks request different resources; such roles need separate nodes, and %(names)s has too few (%(nodes)s).",
+            roles=join_with_and(roles),
+            names=join_with_and([p.name for p in state.partitions]),
+            nodes=format_node_count(available),
+        ),
+        equal,
+        roles=roles,
+        nodes=available,
+    )
+
+
+def _reject_layout(state: PlanningState, units: list[_Unit]) -> None:
     spec, names = state.spec, join_with_and([p.name for p in state.partitions])
     available = max(len(state.eligible_nodes(p)) for p in state.partitions)
     roles = len(state.requirements)
-    conflict = _find_port_conflict(spec)
+    conflict = _find_port_conflict(spec, units)
     if conflict is not None:
         port, one, other = conflict
         state.add_problem(
@@ -175,7 +282,7 @@ def _reject_layout(state: PlanningState) -> None:
             roles=[one, other],
         )
     elif spec.placement == "separate":
-        can_share_nodes = _try_pack(state) is not None
+        can_share_nodes = _can_share_nodes(state, units)
         state.add_problem(
             "too_few_nodes",
             "placement",
@@ -216,7 +323,7 @@ def _reject_layout(state: PlanningState) -> None:
             ),
             (
                 msg("plan.use-placement-auto", "Use placement auto.")
-                if _try_separate(state)
+                if _try_separate(state, units)
                 else msg("plan.ask-fewer-smaller-tasks", "Request fewer or smaller tasks.")
             ),
         )
@@ -234,6 +341,18 @@ def _reject_layout(state: PlanningState) -> None:
         )
 
 
+def _can_share_nodes(state: PlanningState, units: list[_Unit]) -> bool:
+    world = list_mpi_world(state.spec)
+    if len(world) < 2:
+        return _try_pack(state, units) is not None
+    joined = _join_units(state, world)
+    if joined is None:
+        return False
+    if len(joined) == 1:
+        return _place_alone(state, joined[0]) is not None
+    return _try_pack(state, joined) is not None
+
+
 def _build_plan(
     state: PlanningState,
     layout: Layout,
@@ -243,34 +362,20 @@ def _build_plan(
     spec = state.spec
     roles: list[RolePlan] = []
     groups: list[Group] = []
-    for group_index, (partition, role_indices, size) in enumerate(planned_groups):
-        first_role = spec.task_roles[role_indices[0]]
-        first_requirement = state.requirements[role_indices[0]]
+    for group_index, (partition, units, size) in enumerate(planned_groups):
+        first_role = spec.task_roles[units[0].roles[0]]
+        first_requirement = units[0].requirement
         request: (
             PerNodeAllocation | RoleRequirement
-        )  # resources per node, or per task of the only role
-        tasks_per_node: tuple[int | None, ...]  # by role of the group
+        )  # resources per node, or per task of the only unit
+        tasks_per_node: tuple[int | None, ...]  # by unit of the group
         if isinstance(size, PerNodeAllocation):
             shared, nodes, request, tasks_per_node = True, size.nodes, size, size.per_node
         else:
             shared, nodes, request = False, size, first_requirement
             tasks_per_node = (first_requirement.max_per_node,)
-        for role_index, per_node in zip(role_indices, tasks_per_node, strict=True):
-            role, requirement = spec.task_roles[role_index], state.requirements[role_index]
-            roles.append(
-                RolePlan(
-                    index=role_index,
-                    name=role.name,
-                    tasks=requirement.tasks,
-                    cpus=requirement.cpus,
-                    mem_mib=requirement.mem_mib,
-                    shm_mib=role.shm_mb,
-                    gpus=requirement.gpus,
-                    gpu_type=requirement.gpu_type,
-                    group=group_index,
-                    per_node=per_node,
-                )
-            )
+        for unit, per_node in zip(units, tasks_per_node, strict=True):
+            roles += [_build_role(state, index, group_index, per_node) for index in unit.roles]
         groups.append(
             Group(
                 index=group_index,
@@ -286,6 +391,7 @@ def _build_plan(
                 gpu_type=request.gpu_type,
             )
         )
+    roles.sort(key=lambda role: role.index)
     plan_without_notes = Plan(
         layout=layout,
         namespace=state.rules.name,
@@ -296,17 +402,33 @@ def _build_plan(
         roles=tuple(roles),
         groups=tuple(groups),
         totals=_compute_totals(roles, groups, time_limit_s),
+        mpi_roles=list_mpi_world(spec),
     )
     return replace(plan_without_notes, notes=_build_notes(state, plan_without_notes))
+
+
+def _build_role(state: PlanningState, index: int, group: int, per_node: int | None) -> RolePlan:
+    role, requirement = state.spec.task_roles[index], state.requirements[index]
+    return RolePlan(
+        index=index,
+        name=role.name,
+        tasks=requirement.tasks,
+        cpus=requirement.cpus,
+        mem_mib=requirement.mem_mib,
+        shm_mib=role.shm_mb,
+        gpus=requirement.gpus,
+        gpu_type=requirement.gpu_type,
+        group=group,
+        per_node=per_node,
+    )
 
 
 def _compute_totals(roles: list[RolePlan], groups: list[Group], time_limit_s: int | None) -> Totals:
     cpus = mem_mib = 0
     gpus: dict[str, int] = {}
     for group in groups:
-        multiplier = (
-            group.nodes if group.shared else next(r.tasks for r in roles if r.group == group.index)
-        )
+        tasks = sum(role.tasks for role in roles if role.group == group.index)
+        multiplier = group.nodes if group.shared else tasks
         cpus += group.cpus * multiplier
         mem_mib += group.mem_mib * multiplier
         if group.gpus:

@@ -6,14 +6,15 @@ The text of shell/batch.sh, which is the same for all jobs, follows it. Pure.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from itertools import groupby
 
-from core.messages import msg
+from core.messages import join_with_and, msg
 from jobs.jobfile import TaskRole
 from jobs.jobfile.fields import format_duration
 from jobs.plan import Group, Plan, RolePlan, describe_plan
 from jobs.script.context import RenderContext
 from jobs.script.directories import Bind
-from jobs.script.framework_variables import uses_srun_mpi
 from jobs.script.host_names import decide_ssh_mode, list_host_name_prefixes
 from jobs.script.quoting import quote, quote_path, render_array, render_case_function
 from jobs.script.render_options import RenderError
@@ -57,10 +58,11 @@ def _build_group_options(plan: Plan, group: Group) -> list[tuple[str, object]]:
             ("mem", f"{group.mem_mib}M"),
         ]
         return [*options, ("gres", f"gpu:{gpu}")] if group.gpus else options
-    (role,) = plan.roles_of(group)
+    roles = plan.roles_of(group)
+    role = roles[0]  # all tasks of the group are equal
     if group.fixed_nodes:
         options.append(("nodes", group.nodes))
-    options.append(("ntasks", role.tasks))
+    options.append(("ntasks", sum(role.tasks for role in roles)))
     if role.per_node is not None:
         options.append(("ntasks-per-node", role.per_node))
     options += [("cpus-per-task", role.cpus), ("mem-per-cpu", f"{role.mem_mib // role.cpus}M")]
@@ -106,13 +108,15 @@ def _render_header(context: RenderContext) -> list[str]:
     return lines
 
 
-def _build_step_options(plan: Plan, role: RolePlan, mpi: str) -> list[str]:
+def _build_component_options(plan: Plan, roles: Sequence[RolePlan]) -> list[str]:
+    """Build the options of srun for roles with equal tasks in one group."""
+    role, tasks = roles[0], sum(role.tasks for role in roles)
     group = plan.groups[role.group]
     options = [f"--het-group={group.index}"] if plan.layout == "het" else []
-    options += ["--exact", f"--ntasks={role.tasks}", f"--cpus-per-task={role.cpus}"]
+    options += ["--exact", f"--ntasks={tasks}", f"--cpus-per-task={role.cpus}"]
     if role.per_node is not None:
-        nodes = -(-role.tasks // role.per_node)
-        is_even = nodes * role.per_node == role.tasks
+        nodes = -(-tasks // role.per_node)
+        is_even = nodes * role.per_node == tasks
         # srun accepts --ntasks-per-node only if every node gets the same number of tasks. Otherwise
         # --distribution=cyclic spreads the tasks as evenly as possible.
         spread = f"--ntasks-per-node={role.per_node}" if is_even else "--distribution=cyclic"
@@ -128,7 +132,6 @@ def _build_step_options(plan: Plan, role: RolePlan, mpi: str) -> list[str]:
         if role.gpus
         else ["--gres=none"]
     )
-    options.append(f"--mpi={mpi}")
     return options
 
 
@@ -178,6 +181,11 @@ def render_batch_data(context: RenderContext) -> str:
         render_array("role_tasks", (str(role.tasks) for role in plan.roles)),
         render_array("role_groups", (str(role.group) for role in plan.roles), "het job component"),
         render_array(
+            "step_roles",
+            (",".join(str(role.index) for role in roles) for roles in plan.list_steps()),
+            "numbers of the roles of each step, in the order of their ranks",
+        ),
+        render_array(
             "min_failed", (str(r[0]) for r in rules), "failed tasks that fail the job; 0: no limit"
         ),
         render_array(
@@ -193,9 +201,13 @@ def render_batch_data(context: RenderContext) -> str:
         render_array("required_dirs", (quote_path(d) for d in context.dirs.required)),
         render_exit_codes(*_BATCH_EXIT_CODES),
         "",
-        "# step_options ROLE: sets options, the arguments of the role's srun.",
+        "# step_options STEP: sets options, the arguments of the step's srun, with a colon between het job components.",
         *render_case_function(
-            "step_options", ((role.index, _render_step(context, role)) for role in plan.roles)
+            "step_options",
+            (
+                (index, _render_step(context, roles))
+                for index, roles in enumerate(plan.list_steps())
+            ),
         ),
         "",
         "",
@@ -221,22 +233,46 @@ def _render_image_data(context: RenderContext) -> list[str]:
     return [*lines, f"auth_file={auth_file} has_image_logins={int(bool(context.logins))}"]
 
 
-def _render_step(context: RenderContext, role: RolePlan) -> list[str]:
-    mpi = context.options.mpi if uses_srun_mpi(context.spec) else "none"
-    lines = [f"options=({' '.join(_build_step_options(context.plan, role, mpi))})"]
+def _render_step(context: RenderContext, roles: Sequence[RolePlan]) -> list[str]:
+    is_mpi = roles[0].index in context.plan.mpi_roles
+    mpi = context.options.mpi if is_mpi else "none"
+    components = []
+    for _, members in groupby(roles, key=lambda role: role.group):
+        component = list(members)
+        options = _build_component_options(context.plan, component)
+        options += [f"--mpi={mpi}"] if mpi else []  # none: Slurm's default
+        # The tasks read "go" from this pipe. Two components that read the same standard input would share its bytes.
+        options.append(f'--input="$pipes/go.{component[0].index}"')
+        components.append(" ".join(options))
+    lines = [f"options=({' : '.join(components)})"]
     if context.options.runtime != "pyxis":
         return lines
     mounts = (
         f"{quote_path(b.source)}:{quote_path(b.target)}{':ro' if b.read_only else ''}"
         for b in _list_pyxis_binds(context)
     )
+    # Pyxis applies the container options of one component to all.
     return [
         *lines,
-        f"options+=(--container-image={quote_path(context.images[role.index].path)})",
+        f"options+=(--container-image={quote_path(_find_step_image(context, roles))})",
         f"local mounts={','.join(mounts)}",
         'options+=(--container-mounts="$mounts")',
         f"options+=(--container-workdir={quote(context.paths.dir)} --container-mount-home --container-writable)",
     ]
+
+
+def _find_step_image(context: RenderContext, roles: Sequence[RolePlan]) -> str:
+    """Find the image file of all roles of a step. Raises RenderError if they differ."""
+    files = {context.images[role.index].path for role in roles}
+    if len(files) > 1:
+        raise RenderError(
+            msg(
+                "script.mpi-roles-need-one-image",
+                "Roles %(roles)s form one MPI program, and this cluster's container runtime (Pyxis) starts one image per program. Give these roles the same image.",
+                roles=join_with_and([role.name for role in roles]),
+            )
+        )
+    return files.pop()
 
 
 def _list_pyxis_binds(context: RenderContext) -> tuple[Bind, ...]:

@@ -50,6 +50,16 @@ class HostList:
 
 
 @dataclass(frozen=True, slots=True)
+class HostSlots:
+    """One entry address:slots per host, separated by commas, in the order of the first task on each host.
+
+    `roles` pairs the name of a role with the slots of each of its tasks. Tasks on the same host share an entry.
+    """
+
+    roles: tuple[tuple[str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CurrentIndex:
     """Index of the current task in its role, plus `offset`."""
 
@@ -80,6 +90,7 @@ ExpressionPart = (
     | TaskHost
     | TaskPort
     | HostList
+    | HostSlots
     | CurrentIndex
     | CurrentHost
     | CurrentPort

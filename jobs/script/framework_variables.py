@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from jobs.jobfile.frameworks import RoleAssignment, assign_roles
+from jobs.jobfile.frameworks import RoleAssignment, assign_roles, list_mpi_world
 from jobs.jobfile.model import JobSpec, TaskRole
 from jobs.script.expressions import (
     CurrentHost,
@@ -18,6 +18,7 @@ from jobs.script.expressions import (
     Expression,
     ExpressionPart,
     HostList,
+    HostSlots,
     LiteralText,
     TaskHost,
     TaskPort,
@@ -83,10 +84,7 @@ def find_framework_server(spec: JobSpec, role: TaskRole) -> tuple[str, bool]:
 
 def uses_srun_mpi(spec: JobSpec) -> bool:
     """True if srun starts the MPI processes (srun --mpi)."""
-    assignment = assign_roles(spec)
-    if assignment is None:
-        return False
-    return (assignment.strategy.framework, assignment.strategy.name) == ("mpi", "srun")
+    return bool(list_mpi_world(spec))
 
 
 def _join_with_commas(lists: Iterable[HostList]) -> Expression:
@@ -106,10 +104,8 @@ def _build_host_ports(roles: Iterable[TaskRole], quote: str = "") -> Expression:
 
 
 def _build_host_slot_counts(roles: Iterable[TaskRole]) -> Expression:
-    """Build an expression that lists host:slots of every task, the format of horovodrun -H and mpirun -H."""
-    return _join_with_commas(
-        HostList(role.name, after=f":{max(1, role.gpu_number)}") for role in roles
-    )
+    """Build an expression that lists host:slots of every host, the format of horovodrun -H and mpirun -H."""
+    return (HostSlots(tuple((role.name, max(1, role.gpu_number)) for role in roles)),)
 
 
 def _build_tensorflow(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:

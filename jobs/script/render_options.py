@@ -23,7 +23,9 @@ class RenderOptions:
     image_aliases: Mapping[str, str] = field(default_factory=dict)  # alias → image name or path
     image_cache_dir: str = "~/.cache/sluice/images"
     grace_s: int = 30  # seconds between SIGTERM and SIGKILL
-    mpi: str = "pmix"  # value of srun --mpi for MPI jobs
+    mpi: str = (
+        ""  # value of srun --mpi for MPI jobs that srun starts; empty: Slurm's default (MpiDefault)
+    )
     # First and last port that tasks may get. Linux uses 32768 to 60999 for outgoing connections by default.
     port_low: int = 20000
     port_high: int = 32767

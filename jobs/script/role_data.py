@@ -20,6 +20,7 @@ from jobs.script.expressions import (
     Expression,
     ExpressionPart,
     HostList,
+    HostSlots,
     LiteralText,
     TaskHost,
     TaskPort,
@@ -53,6 +54,7 @@ def render_role_data(context: RenderContext, *, user: str, secrets: Mapping[str,
         f"work_dir={quote_path(context.dirs.work)}",
         f"grace_s={context.grace_s} # between SIGTERM and SIGKILL",
         f"is_debug={int(context.spec.is_debug)}",
+        f"slurm_variables={int(context.spec.slurm_variables)} # 1: tasks get Slurm's variables under their own names",
         f"task_count={context.spec.task_count} # of all roles",
         f"port_low={options.port_low} port_high={options.port_high} ports_per_task={_count_ports_per_task(context)}",
         f"runtime={options.runtime} runtime_program={quote_path(context.runtime_program)} gpu_option={quote(options.gpu_option)}",
@@ -134,7 +136,8 @@ def _list_role_settings(context: RenderContext) -> Iterable[tuple[int, list[str]
 def _render_settings(context: RenderContext, first_task: int, role: RolePlan) -> list[str]:
     ports = list_task_ports(context.spec.task_roles[role.index])
     return [
-        f"role_name={quote(role.name)} role_gpus={role.gpus} shm_mib={role.shm_mib} first_task={first_task}",
+        f"role_name={quote(role.name)} role_tasks={role.tasks} role_gpus={role.gpus} shm_mib={role.shm_mib} first_task={first_task}",
+        f"srun_mpi={int(role.index in context.plan.mpi_roles)} # 1: srun starts the role's MPI processes",
         f"image_file={quote_path(context.images[role.index].path)}",
         render_array("port_labels", (quote(port.label) for port in ports)),
         render_array("port_begins", (str(port.begin_at) for port in ports), "0: any free port"),
@@ -218,6 +221,8 @@ def _encode_part(part: ExpressionPart) -> str:
             return f"port/{role}/{index}/{label}"
         case HostList(role, label, before, after):
             return f"hosts/{role}/{label}/{before}/{after}"
+        case HostSlots(roles):
+            return "/".join(("slots", *(f"{role}/{slots}" for role, slots in roles)))
         case CurrentIndex(offset):
             return f"index/{offset}"
         case CurrentHost():

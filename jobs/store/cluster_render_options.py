@@ -23,7 +23,7 @@ def build_render_options(
         image_aliases=cluster.image_aliases,
         image_cache_dir=image_cache_dir or defaults.image_cache_dir,
         grace_s=cluster.grace_s,
-        mpi=cluster.mpi or defaults.mpi,
+        mpi=cluster.mpi,
         port_low=cluster.job_port_min,
         port_high=cluster.job_port_max,
         fs_uri=cluster.default_fs_uri or defaults.fs_uri,

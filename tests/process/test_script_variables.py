@@ -18,6 +18,7 @@ from jobs.script.expressions import (
     CurrentPorts,
     Expression,
     HostList,
+    HostSlots,
     LiteralText,
     TaskHost,
     TaskPort,
@@ -28,13 +29,14 @@ from jobs.script.role_data import render_parts
 from jobs.script.variables import build_runtime_variables, build_static_variables, list_task_ports
 from tests.example_counts import scale_examples
 from tests.unit.jobs.evaluation import TaskAddresses, evaluate_expression, evaluate_family
-from tests.unit.jobs.rendering import TASK_FUNCTIONS, format_peers, render_job
+from tests.unit.jobs.rendering import SHELL, TASK_FUNCTIONS, format_peers, render_job
 from tests.unit.jobs.strategies import texts
 
 ROLES = {"ps": 1, "a.b-c~": 3}
 LABELS = ("http", "x.y")
 ADDRESSES = TaskAddresses(
-    hosts={role: [f"10.0.{len(role)}.{i}" for i in range(count)] for role, count in ROLES.items()},
+    # Two tasks of one role, and tasks of both roles, are on the same host.
+    hosts={role: [f"10.0.0.{i // 2}" for i in range(count)] for role, count in ROLES.items()},
     ports={
         role: [{"http": [2000 + i], "x.y": [3000 + i, 4000 + i]} for i in range(count)]
         for role, count in ROLES.items()
@@ -49,6 +51,9 @@ parts = st.one_of(
     tasks.map(lambda task: TaskHost(*task)),
     st.builds(lambda task, label: TaskPort(task[0], task[1], label), tasks, labels),
     st.builds(HostList, st.sampled_from(list(ROLES)), st.just("") | labels, affixes, affixes),
+    st.lists(st.tuples(st.sampled_from(list(ROLES)), st.integers(1, 8)), min_size=1, max_size=3)
+    .map(tuple)
+    .map(HostSlots),
     st.integers(0, 100).map(CurrentIndex),
     st.just(CurrentHost()),
     labels.map(CurrentPort),
@@ -63,9 +68,11 @@ def expand_in_shell(
     (attempt_dir / "roles.sh").write_text(roles_text)
     (attempt_dir / "peers.0").write_text(format_peers(addresses))
     (attempt_dir / "functions.sh").write_text(TASK_FUNCTIONS)
+    (attempt_dir / "sshd.sh").write_text((SHELL / "sshd.sh").read_text())
     script = (
         ". ./functions.sh; read_peers && build_environment || exit\n"
-        'for line in "${environment[@]}"; do eval "$line"; name=${line%%=*} name=${name#export }\n'
+        'for line in "${environment[@]}"; do eval "$line"; [[ $line != unset* ]] || continue\n'
+        "name=${line%%=*} name=${name#export }\n"
         """printf '%s=%s\\0' "$name" "${!name}"; done"""
     )
     done = subprocess.run(
@@ -99,11 +106,12 @@ def test_shell_expands_expressions_like_evaluate_expression(
     roles_text = "\n".join(
         [
             f"task_count={sum(ROLES.values())}",
-            f"role_settings() {{ role_name={quote(role)}; }}",
+            f"role_settings() {{ role_name={quote(role)} role_tasks={ROLES[role]}; }}",
+            "slurm_variables=0 srun_mpi=0 ssh_mode=off",
             "role_variables() {",
             *templates,
             "}",
-            "role_commands() { pre_command= command= post_command=; }",
+            "role_commands() { pre_command= command= post_command= framework_server= starts_server=0; }",
         ]
     )
     actual = expand_in_shell(tmp_path, 0, index, roles_text, ADDRESSES)

@@ -32,6 +32,9 @@ USER = "sluice-alice"
 RULES = NamespaceRules("lab", ("cpu", "gpu", "v100"), account="lab")
 
 
+_OWN_ADDRESS = ("\n  find_address\n", "\n  find_address; ip=127.0.1.${node#n}\n")
+
+
 def _node(name: str, gpu_type: str = "", gpus: int = 0) -> Node:
     counts = (GpuCount(gpu_type, gpus, 0),) if gpus else ()
     return Node(name, "idle", True, 8, 0, 16000, 0, gpus=counts)
@@ -130,12 +133,14 @@ class BatchHarness:
         slurm_conf: Path | None = None,
         attempt_of: SubmittedAttempt | None = None,
         own_addresses: bool = False,
+        edit: dict[str, tuple[str, str]] | None = None,
         **options: Any,
     ) -> SubmittedAttempt:
         """Submit a job, or a further attempt of the job of `attempt_of`.
 
         `own_addresses` gives every node a loopback address of its own, as nodes of a real cluster have: launchers
-        such as mpirun start processes with ssh only on addresses that are not the machine's.
+        such as mpirun start processes with ssh only on addresses that are not the machine's. `edit` replaces a text in
+        rendered files, by name.
         """
         paths = AttemptPaths(self.root, str(uuid.uuid4()), 1)
         if attempt_of is not None:
@@ -156,11 +161,10 @@ class BatchHarness:
         }
         rendered = render_files(created, spec, paths, user=USER, options=RenderOptions(**chosen))
         if own_addresses:
-            with_address = rendered["task.sh"].replace(
-                "\n  find_address\n", "\n  find_address; ip=127.0.1.${node#n}\n", 1
-            )
-            assert with_address != rendered["task.sh"]
-            rendered["task.sh"] = with_address
+            edit = {**(edit or {}), "task.sh": _OWN_ADDRESS}
+        for name, (old, new) in (edit or {}).items():
+            assert rendered[name].count(old) == 1
+            rendered[name] = rendered[name].replace(old, new)
         self.write(paths.dir, {**rendered, **{f"code/{k}": v for k, v in (files or {}).items()}})
         if slurm_conf:
             script = Path(paths.batch_script)

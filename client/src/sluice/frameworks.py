@@ -98,6 +98,7 @@ class FrameworkJob:
         namespace: str = "",
         time_limit: str | int | None = None,
         retries: int = 0,
+        ssh: bool = False,
         description: str = "",
         labels: Mapping[str, str] | None = None,
         roles: Mapping[str, Mapping[str, Any]] | None = None,
@@ -107,6 +108,7 @@ class FrameworkJob:
 
         `cpus`, `memory` and `gpus` apply to each task. `roles` overrides fields of single roles, by their names in the
         job file: roles={"ps": {"cpuNumber": 4, "memoryMB": 8192}}. `params` are appended to the command as --key=value.
+        `ssh` lets tasks reach each other with ssh by their names, such as worker-0.
         `code` is a local directory or archive that is uploaded; `code_dir`, `data` and `output` are directories on the
         cluster.
         """
@@ -143,6 +145,7 @@ class FrameworkJob:
             "gpuType": gpu_type,
             "retryCount": retries,
             "timeLimit": time_limit,
+            "jobssh": ssh,
             "jobEnvs": dict(env or {}),
             "labels": dict(labels or {}),
         }

@@ -1,7 +1,7 @@
 """`manage.py embedded`: registers the embedded cluster from the variables of `scripts/cluster env`.
 
-May be run again: it then updates only the connection (host, port, host key) and paths that no longer exist, and keeps
-other changes of an administrator.
+May be run again: it then updates only the connection (host, port, host key), paths that no longer exist, and an empty
+MPI plugin, and keeps other changes of an administrator.
 """
 
 from __future__ import annotations
@@ -110,6 +110,8 @@ def read_machine_settings() -> dict[str, Any]:
         "work_root": work_root,
         "images_dir": require_env("SLUICE_EMBEDDED_IMAGES"),
         "slurm_conf": require_env("SLURM_CONF"),
+        # Slurm's default on the embedded cluster is none. Empty on a machine without PMIx.
+        "mpi": os.environ.get("SLUICE_EMBEDDED_MPI", ""),
     }
 
 
@@ -138,6 +140,7 @@ class Command(BaseCommand):
             for name in ("work_root", "images_dir", "slurm_conf")
             if self._differs(cluster, machine_settings, name) and is_missing(getattr(cluster, name))
         ]
+        changed += ["mpi"] if machine_settings["mpi"] and not cluster.mpi else []
         for name in changed:
             setattr(cluster, name, machine_settings[name])
         if changed:

@@ -1,5 +1,5 @@
 # ---- How the job runs -----------------------------------------------------------------------
-# This script starts one step per role; srun runs task.sh once per task. Every task reports "ready" with its
+# This script starts one step per role, or one for all roles of an MPI program; srun runs task.sh once per task. Every task reports "ready" with its
 # address and ports. When all tasks have reported, this script writes the addresses and ports to the file
 # peers.RESTART_COUNT and sends "go" to the tasks. Tasks write their reports to their standard output, and
 # srun forwards it to this script, so nothing polls a shared file system. The first completion rule that
@@ -13,7 +13,8 @@ ready_tasks=0 ended_tasks=0 live_steps=0 started=0 stopping=0 stop_requested=0
 limit_announced=0 limit_check_at=0 time_limit_near=0
 partial_line='' outcome='' job_exit=0 deciding_role='' deciding_index=''
 declare -A address ports host task_ended
-declare -a failed succeeded ended_in_role step_id step_live go_pipe
+declare -a failed succeeded ended_in_role go_pipe step_of # by role
+declare -a step_id step_live                              # by step
 
 log_message() { printf '%(%F %T)T  %s\n' -1 "$*"; }
 now() { printf '%s' "${EPOCHREALTIME:-$(date +%s)}"; }
@@ -63,7 +64,7 @@ prepare() {
   trap 'stopping=1' TERM                  # from Slurm: cancelled, preempted, requeued, time limit
   trap 'stopping=1 stop_requested=1' USR2 # a requested stop: scancel --batch --signal=USR2
   trap 'limit_announced=1 limit_check_at=0' USR1 # from Slurm (sbatch --signal), before the time limit
-  local name r
+  local name r s
   # Each srun gets all its options as arguments; the variables that sbatch sets would add further options.
   for name in "${!SLURM_@}"; do
     case $name in
@@ -72,8 +73,12 @@ prepare() {
     esac
   done
   for r in "${!role_names[@]}"; do
-    failed[r]=0 succeeded[r]=0 ended_in_role[r]=0 step_id[r]='' step_live[r]=0
+    failed[r]=0 succeeded[r]=0 ended_in_role[r]=0
     ((task_count += role_tasks[r]))
+  done
+  for s in "${!step_roles[@]}"; do
+    step_id[s]='' step_live[s]=0
+    for r in ${step_roles[s]//,/ }; do step_of[r]=$s; done
   done
 }
 
@@ -158,13 +163,13 @@ check_images() {
   done
 }
 
-# If slurmctld hangs, it may create a role's step although its reply to srun is lost. srun (22.05) repeats the
+# If slurmctld hangs, it may create a step although its reply to srun is lost. srun (22.05) repeats the
 # request after a minute. The answer is then "nodes are busy", because of the unused step, which scancel does
 # not remove, and srun repeats the request until the time limit. No task has run, so this script kills srun
 # and starts it again. srun prints these messages when it is in that state:
 no_reply='step creation (temporarily|still) disabled, retrying \((Socket timed out|Zero Bytes|Requested nodes are busy)'
 
-# watch_srun ROLE: copies srun's messages to the batch log; kills srun if it waits for a step because of a lost reply.
+# watch_srun STEP: copies srun's messages to the batch log; kills srun if it waits for a step because of a lost reply.
 watch_srun() {
   local line status read_timeout=()
   while :; do
@@ -186,29 +191,51 @@ watch_srun() {
   done
 }
 
-# reply_was_lost ROLE: true if srun got no step, but Slurm may have created one.
+# reply_was_lost STEP: true if srun got no step, but Slurm may have created one.
 reply_was_lost() {
   [[ -e $pipes/no_reply.$1 ]] || grep -qE 'Unable to create step for job [0-9]+: (Socket timed out|Zero Bytes)' "$pipes/srun.$1"
 }
 
-# controller_was_unreachable ROLE: true if srun created no step because slurmctld did not reply (22.05).
+# controller_was_unreachable STEP: true if srun created no step because slurmctld did not reply (22.05).
 controller_was_unreachable() {
   grep -qE -e 'Unable to (confirm allocation|create step) for job [0-9]+: Unable to contact slurm controller' \
     -e 'Unable to confirm allocation for job [0-9]+: (Socket timed out|Zero Bytes)' "$pipes/srun.$1"
 }
 
-# has_own_allocation ROLE: true if no other role shares the role's allocation.
+# has_own_allocation STEP: true if no other step shares an allocation with the step.
 has_own_allocation() {
-  local r
+  local r own
   for r in "${!role_groups[@]}"; do
-    [[ $r == "$1" || ${role_groups[r]} != "${role_groups[$1]}" ]] || return 1
+    ((step_of[r] == $1)) && continue
+    for own in ${step_roles[$1]//,/ }; do [[ ${role_groups[r]} != "${role_groups[own]}" ]] || return 1; done
   done
 }
 
-# start_step ROLE: runs srun for the role's tasks. If slurmctld does not reply, repeats this for up to ten minutes.
+# names_of STEP: prints the names of the step's roles, joined with +.
+names_of() {
+  local r names=''
+  for r in ${step_roles[$1]//,/ }; do names+=${names:++}${role_names[r]}; done
+  printf '%s' "$names"
+}
+
+# srun_arguments STEP: sets arguments, those of srun, from options and the array more_options. Each component of a het
+# job gets all options and the program.
+srun_arguments() {
+  local word program
+  program=(/bin/bash "$attempt_dir/task.sh" "$attempt_dir" "${step_roles[$1]}" "$restart_count")
+  arguments=()
+  for word in "${options[@]}" :; do
+    [[ $word != : ]] || arguments+=("${more_options[@]}" "${program[@]}")
+    arguments+=("$word")
+  done
+  unset 'arguments[-1]'
+}
+
+# start_step STEP: runs srun for the step's tasks. If slurmctld does not reply, repeats this for up to ten minutes.
 start_step() {
   trap : TERM USR1 USR2 # the parent process handles these signals
-  local options code reason='' lost=0 deadline=$((SECONDS + 600))
+  local options arguments more_options code reason='' lost=0 deadline=$((SECONDS + 600))
+  more_options=(--export=ALL --kill-on-bad-exit=0 --wait=0 --job-name="$(names_of "$1")")
   step_options "$1"
   while :; do
     code=0
@@ -217,52 +244,58 @@ start_step() {
     # shellcheck disable=SC2154  # options is set by step_options
     (
       printf '%s' "$BASHPID" >"$pipes/srun_pid.$1"
-      exec srun "${options[@]}" --export=ALL --input=all --kill-on-bad-exit=0 --wait=0 --job-name="${role_names[$1]}" \
-        /bin/bash "$attempt_dir/task.sh" "$attempt_dir" "$1" "$restart_count"
-    ) <"$pipes/go.$1" >"$pipes/events" 2> >(watch_srun "$1") || code=$?
+      srun_arguments "$1"
+      exec srun "${arguments[@]}"
+    ) </dev/null >"$pipes/events" 2> >(watch_srun "$1") || code=$?
     ((code && SECONDS < deadline)) || break
     sleep 0.2 # until watch_srun has written the last messages
     [[ ! -e $pipes/decided ]] || break
     if reply_was_lost "$1"; then
       if has_own_allocation "$1"; then
-        # The unused step holds the role's CPUs and memory: the new step shares them. --mem=0 requests all
-        # memory of the job.
-        options=("${options[@]/#--mem*/--mem=0}" --overlap)
+        # The unused step holds the CPUs and memory: the new step shares them. --mem=0 requests all memory of
+        # the job.
+        options=("${options[@]/#--mem*/--mem=0}") more_options+=(--overlap)
       elif ((lost++)); then
-        code=$exit_launch_failed reason=launch_failed # a step with --overlap would use another role's resources
+        code=$exit_launch_failed reason=launch_failed # a step with --overlap would use another step's resources
         break
       fi
     elif ! controller_was_unreachable "$1"; then
       break
     fi
-    log_message "Slurm's controller does not reply: starting role ${role_names[$1]} again in 3 s"
+    log_message "Slurm's controller does not reply: starting $(names_of "$1") again in 3 s"
     sleep 3
   done
   printf 'step %s %s %s\n' "$1" "$code" "$reason" >"$pipes/events"
 }
 
 start_steps() {
-  local r pipe
-  for r in "${!role_names[@]}"; do
+  local r s pipe
+  for r in "${!role_names[@]}"; do # srun reads the pipe of the first role of each component
     mkfifo "$pipes/go.$r"
     exec {pipe}<>"$pipes/go.$r"
     go_pipe[r]=$pipe
-    start_step "$r" &
-    step_live[r]=1
+  done
+  for s in "${!step_roles[@]}"; do
+    start_step "$s" &
+    step_live[s]=1
     ((live_steps += 1))
   done
 }
 
 # end_steps: sends SIGTERM to every running task; task.sh sends SIGKILL after the grace period.
 end_steps() {
-  local r
+  local r s step signalled=' '
   for r in "${!role_names[@]}"; do
-    ((step_live[r] && ended_in_role[r] < role_tasks[r])) && [[ -n ${step_id[r]} ]] || continue
-    scancel --quiet --signal=TERM "$(slurm_job_of "$r").${step_id[r]}"
+    s=${step_of[r]}
+    ((step_live[s] && ended_in_role[r] < role_tasks[r])) && [[ -n ${step_id[s]} ]] || continue
+    step=$(slurm_job_of "$r").${step_id[s]}
+    [[ $signalled != *" $step "* ]] || continue # two roles of one step
+    signalled+="$step "
+    scancel --quiet --signal=TERM "$step"
   done
 }
 
-# slurm_job_of ROLE: prints the Slurm job of the role's step; each component of a het job has its own id.
+# slurm_job_of ROLE: prints the Slurm job of the role's tasks; each component of a het job has its own id.
 slurm_job_of() {
   local name=SLURM_JOB_ID_HET_GROUP_${role_groups[$1]}
   printf '%s' "${!name:-$SLURM_JOB_ID}"
@@ -313,7 +346,7 @@ print_peers() {
 
 # on_ready ROLE INDEX STEP HOST ADDRESS PORTS: handles the report of a task that waits for "go".
 on_ready() {
-  step_id[$1]=$3 host[$1.$2]=$4 address[$1.$2]=$5 ports[$1.$2]=$6
+  step_id[step_of[$1]]=$3 host[$1.$2]=$4 address[$1.$2]=$5 ports[$1.$2]=$6
   ((ready_tasks += 1))
   ((ready_tasks == task_count)) || return 0
   # Appended, not replaced: a container of Pyxis has mounted this file.
@@ -352,7 +385,7 @@ on_ended() {
 # ran_out_of_memory ROLE: true if a task of the role exceeded its memory. Slurm reports this only in srun's
 # messages at the end of the step.
 ran_out_of_memory() {
-  grep -qiE 'exceeded .*memory limit|oom[-_ ]?kill|out[-_ ]of[-_ ]memory' "$pipes/srun.$1"
+  grep -qiE 'exceeded .*memory limit|oom[-_ ]?kill|out[-_ ]of[-_ ]memory' "$pipes/srun.${step_of[$1]}"
 }
 
 # mark_out_of_memory: if SIGKILL ended the task that decided the outcome and srun's messages name memory as the
@@ -366,28 +399,34 @@ mark_out_of_memory() {
   done
 }
 
-# on_step ROLE EXIT_CODE [REASON]: handles the end of a role's srun. A task without an "ended" report and without
+# on_step STEP EXIT_CODE [REASON]: handles the end of a step's srun. A task without an "ended" report and without
 # a final state file is lost.
 on_step() {
-  local i code reason file key value
+  local r i
   step_live[$1]=0
   ((live_steps -= 1))
-  for ((i = 0; i < role_tasks[$1]; i++)); do
-    [[ -z ${task_ended[$1.$i]-} ]] || continue
-    file=tasks/${role_names[$1]}-$i.state code='' reason=''
-    if grep -qs '^state=ended$' "$file"; then # the task ended; only its report was lost
-      while IFS='=' read -r key value; do
-        case $key in exit_code) code=$value ;; reason) reason=$value ;; esac
-      done <"$file"
-    fi
-    if [[ -z $code ]]; then
-      code=$2 reason=${3:-lost}
-      ((code)) || code=$exit_task_lost
-      ran_out_of_memory "$1" && reason=out_of_memory
-      write_task_state "$1" "$i" state=ended "exit_code=$code" "reason=$reason" "ended=$(now)"
-    fi
-    on_ended "$1" "$i" "$code" "$reason"
+  for r in ${step_roles[$1]//,/ }; do
+    for ((i = 0; i < role_tasks[r]; i++)); do
+      [[ -n ${task_ended[$r.$i]-} ]] || on_step_without_report "$r" "$i" "${@:2}"
+    done
   done
+}
+
+# on_step_without_report ROLE INDEX EXIT_CODE [REASON]: handles the end of a task that has not reported it.
+on_step_without_report() {
+  local code='' reason='' key value file=tasks/${role_names[$1]}-$2.state
+  if grep -qs '^state=ended$' "$file"; then # the task ended; only its report was lost
+    while IFS='=' read -r key value; do
+      case $key in exit_code) code=$value ;; reason) reason=$value ;; esac
+    done <"$file"
+  fi
+  if [[ -z $code ]]; then
+    code=$3 reason=${4:-lost}
+    ((code)) || code=$exit_task_lost
+    ran_out_of_memory "$1" && reason=out_of_memory
+    write_task_state "$1" "$2" state=ended "exit_code=$code" "reason=$reason" "ended=$(now)"
+  fi
+  on_ended "$1" "$2" "$code" "$reason"
 }
 
 # next_event: handles the next report; returns after one second if there is none.

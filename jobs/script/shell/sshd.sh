@@ -12,7 +12,7 @@
 # - Sessions get SIGTERM with the task. When the task ends, its server and all processes of its sessions are killed,
 #   also those in the background: they are found by a variable in their environment.
 #
-# What it uses of task.sh: attempt_dir, role, index, restart_count, task_dir, log, node, argv, environment, peer_ip,
+# What it uses of task.sh: attempt_dir, step_roles, restart_count, task_dir, log, node, argv, environment, peer_ip,
 # peer_ports, and the functions variable, assign, read_peers, build_environment, finish_task.
 # To let further keys in (such as certificates of a CA for a service's owner), add lines to write_sshd_config.
 # Forwarding to TCP ports and unix sockets of the node is allowed: a session could do the same.
@@ -42,13 +42,14 @@ write_sshd_config() {
     "ForceCommand /bin/bash $task_dir/session" 'PidFile none' 'UsePAM no' 'StrictModes no' 'AuthenticationMethods publickey' \
     'PasswordAuthentication no' 'PermitUserEnvironment no' 'PermitUserRC no' 'X11Forwarding no' 'PermitTunnel no' \
     'AllowTcpForwarding local' 'AllowStreamLocalForwarding local' 'PrintMotd no' 'UseDNS no' 'LoginGraceTime 30' \
-    'MaxStartups 200' 'MaxSessions 200' 'LogLevel ERROR'
+    'MaxStartups 200' 'MaxSessions 200' 'LogLevel ERROR' \
+    'Subsystem sftp sluice-sftp' # session.sh runs the image's own
 }
 
 # write_session_script: writes the script that the server runs for each session. Sessions wait until the task starts.
 write_session_script() {
   printf 'for ((i = 0; i < 600; i++)); do [[ ! -e %q ]] || break; sleep 0.1; done\n' "$task_dir/task.env"
-  printf 'exec /bin/bash %q %q %q %q %q\n' "$attempt_dir/task.sh" "$attempt_dir" "$role" "$restart_count" "$task_dir/task.env"
+  printf 'exec /bin/bash %q %q %q %q %q\n' "$attempt_dir/task.sh" "$attempt_dir" "$step_roles" "$restart_count" "$task_dir/task.env"
 }
 
 # start_sshd: starts the server and waits until it listens.
@@ -80,10 +81,10 @@ start_sshd() {
 # signal_marked NAME SIGNAL: signals all processes of the user that were started with NAME=task_dir in their environment.
 signal_marked() {
   local file pids=()
-  for file in $(grep -lsFxz -- "$1=$task_dir" /proc/[0-9]*/environ); do
+  while read -r file; do
     file=${file#/proc/}
     pids+=("${file%/environ}")
-  done
+  done < <(grep -lsFxz -- "$1=$task_dir" /proc/[0-9]*/environ)
   ((${#pids[@]} == 0)) || kill "-$2" "${pids[@]}" 2>/dev/null
 }
 
@@ -116,12 +117,16 @@ write_ssh_config() {
   done <"$attempt_dir/peers.$restart_count" >"$task_dir/ssh_config"
   # Other hosts: the person's own configuration. OpenSSH before 7.3 does not know Include.
   printf 'Host *\n  IgnoreUnknown Include\n  Include ~/.ssh/config\n' >>"$task_dir/ssh_config"
-  {
-    printf '#!/bin/sh\n# Runs the program of the same name in the image with the names, ports and keys of the tasks.\nIFS=:\n'
-    printf "for place in \$PATH; do\n  [ \"\$place\" = '%s' ] || [ ! -x \"\$place/\${0##*/}\" ] || exec \"\$place/\${0##*/}\" -F '%s' \"\$@\"\ndone\n" \
-      "$task_dir/bin" "$task_dir/ssh_config"
-    printf 'echo "sluice: this image has no ${0##*/}" >&2\nexit 127\n'
-  } >"$task_dir/bin/ssh"
+  cat >"$task_dir/bin/ssh" <<END_OF_SCRIPT
+#!/bin/sh
+# Runs the program of the same name in the image with the names, ports and keys of the tasks.
+IFS=:
+for place in \$PATH; do
+  [ "\$place" = '$task_dir/bin' ] || [ ! -x "\$place/\${0##*/}" ] || exec "\$place/\${0##*/}" -F '$task_dir/ssh_config' "\$@"
+done
+echo "sluice: this image has no \${0##*/}" >&2
+exit 127
+END_OF_SCRIPT
   chmod 700 "$task_dir/bin/ssh"
   cp -p "$task_dir/bin/ssh" "$task_dir/bin/scp"
   cp -p "$task_dir/bin/ssh" "$task_dir/bin/sftp"

@@ -1,28 +1,34 @@
 #!/bin/bash
-# Runs one task of a job. Usage, under srun: task.sh ATTEMPT_DIR ROLE RESTART_COUNT
+# Runs one task of a job. Usage, under srun: task.sh ATTEMPT_DIR ROLE,… RESTART_COUNT
 # 1. Finds the node's address and free ports, and reports "ready" on standard output, which srun forwards
 #    to the batch script.
 # 2. Waits for "go" on standard input. The batch script sends it after it has written the addresses of all
 #    tasks to the file peers.RESTART_COUNT.
 # 3. Starts enter.sh in the role's container with the task's variables. The task's output goes to its log.
 # 4. Reports "ended" with the exit code.
-# Usage with a fourth argument: task.sh ATTEMPT_DIR ROLE RESTART_COUNT TASK_DATA, in a session of the task's SSH server
-# (sshd.sh): runs a command in a further container, equal to the task's.
+# Usage in a session of the task's SSH server (sshd.sh): task.sh ATTEMPT_DIR ROLE,… RESTART_COUNT TASK_DATA
+# Runs a command in a further container, equal to the task's.
 # roles.sh has the data of the job: settings, arrays, and the functions role_settings, role_variables and
 # role_commands. role_variables calls the functions `variable`, `template` and `family` of this file.
 # shellcheck disable=SC2154,SC2329  # roles.sh sets variables and calls functions
 
 set -u
 umask 077
-attempt_dir=${1:?} role=${2:?} restart_count=${3:?} # ROLE is the number of the role; RESTART_COUNT is Slurm's count of requeues
+attempt_dir=${1:?} step_roles=${2:?} restart_count=${3:?} # numbers of the step's roles; Slurm's count of requeues
+session_data=${4-}
 # shellcheck source=/dev/null
-[[ -z ${4-} ]] || . "$4" || exit # the task's exported variables, argv and task_dir
+[[ -z $session_data ]] || . "$session_data" || exit # the task's exported variables, argv and task_dir
 index=${SLURM_PROCID:?}
 # shellcheck source=/dev/null
 . "$attempt_dir/roles.sh" || exit
 # shellcheck source=/dev/null
 [[ $ssh_mode == off ]] || . "$attempt_dir/sshd.sh" || exit
-role_settings "$role"
+# The ranks of the step are the tasks of its first role, then those of the next: index is the index in the role.
+for role in ${step_roles//,/ }; do
+  role_settings "$role"
+  ((index >= role_tasks)) || break
+  ((index -= role_tasks))
+done
 name=$role_name-$index
 log=$attempt_dir/logs/$name.log
 state_file=$attempt_dir/tasks/$name.state
@@ -171,6 +177,7 @@ family() {
 #   host/ROLE/INDEX                  address of a task
 #   port/ROLE/INDEX/LABEL            first port of a task with this label
 #   hosts/ROLE/LABEL/BEFORE/AFTER    list of all tasks of a role, see expand_hosts
+#   slots/ROLE/SLOTS/…               list of the hosts of some roles, see expand_slots
 #   index/N                          INDEX of the first argument, plus N
 #   own_host                         address of the task ROLE/INDEX
 #   own_port/LABEL                   first port of the task ROLE/INDEX with this label
@@ -184,6 +191,7 @@ expand() {
       host/*) value+=${peer_ip[${part#*/}]} ;;
       port/*) value+=${peer_ports[${part#*/}]%%,*} ;;
       hosts/*) expand_hosts "${part#*/}" ;;
+      slots/*) expand_slots "${part#*/}" ;;
       index/*) value+=$((${own##*/} + ${part#*/})) ;;
       own_host) value+=${peer_ip[$own]} ;;
       own_port/*) value+=${peer_ports[$own/${part#*/}]%%,*} ;;
@@ -208,14 +216,41 @@ expand_hosts() {
   value+=$list
 }
 
+# expand_slots ROLE/SLOTS/…: appends to the variable `value` a list with commas of one entry address:slots per host of
+# the tasks of the roles, in the order of the first task on each host. Each task adds the SLOTS of its role.
+expand_slots() {
+  local i address list='' rest=$1/ list_role slots addresses=()
+  local -A total
+  while [[ -n $rest ]]; do
+    list_role=${rest%%/*} rest=${rest#*/}
+    slots=${rest%%/*} rest=${rest#*/}
+    for ((i = 0; i < ${peer_count[$list_role]}; i++)); do
+      address=${peer_ip[$list_role/$i]}
+      [[ -n ${total[$address]-} ]] || addresses+=("$address")
+      total[$address]=$((${total[$address]-0} + slots))
+    done
+  done
+  for address in "${addresses[@]}"; do list+=${list:+,}$address:${total[$address]}; done
+  value+=$list
+}
+
 # build_environment: sets `environment`, the lines that enter.sh runs. Container runtimes start with an empty
-# environment, so the lines also set the variables of Slurm, GPUs and PMI that the task needs.
+# environment, so the lines also set the variables of Slurm, GPUs and PMI that the task needs. Slurm's variables make
+# OpenMPI's mpirun call srun, which is not in the container: tasks get them as SLUICE_SLURM_*, unless the job asks for them
+# (slurmVariables) or srun starts its MPI processes. Without a container, the task would inherit them: they are unset.
 build_environment() {
-  local exported pre_command command post_command framework_server starts_server
+  local exported pre_command command post_command framework_server starts_server keep=$((slurm_variables || srun_mpi))
   for exported in $(compgen -e); do
     case $exported in
-      USER | LOGNAME | TZ | SLURM_* | SLURMD_* | CUDA_VISIBLE_DEVICES | ROCR_VISIBLE_DEVICES | ZE_AFFINITY_MASK | GPU_DEVICE_ORDINAL | \
-        NVIDIA_VISIBLE_DEVICES | PMI_* | PMI2_* | PMIX_*) variable "$exported" "${!exported}" ;;
+      USER | LOGNAME | TZ | SLURM_CONF | CUDA_VISIBLE_DEVICES | ROCR_VISIBLE_DEVICES | ZE_AFFINITY_MASK | GPU_DEVICE_ORDINAL | \
+        NVIDIA_VISIBLE_DEVICES) variable "$exported" "${!exported}" ;;
+      SLURM_* | SLURMD_*)
+        variable "SLUICE_$exported" "${!exported}"
+        if ((keep)); then variable "$exported" "${!exported}"; else environment+=("unset $exported"); fi
+        ;;
+      PMI_* | PMI2_* | PMIX_*)
+        if ((srun_mpi)); then variable "$exported" "${!exported}"; else environment+=("unset $exported"); fi
+        ;;
     esac
   done
   role_variables "$role"
@@ -373,6 +408,8 @@ container_argv() {
     apptainer | singularity)
       # No --env: Apptainer evaluates such values in a shell. enter.sh sets the variables.
       argv=("$runtime_program" -s exec --cleanenv)
+      # PMIx clients read shared files of slurmstepd's PMIx server.
+      ((!srun_mpi)) || [[ ! -d ${PMIX_SERVER_TMPDIR-} ]] || argv+=(--bind "${PMIX_SERVER_TMPDIR%/}")
       mount_image
       [[ -z $gpu_option ]] || ((!role_gpus)) || argv+=("$gpu_option")
       ;;
@@ -462,6 +499,7 @@ hold_for_debugging() {
 }
 
 main() {
+  [[ -z $session_data ]] || run_session
   trap on_term TERM
   log_offset=$(stat -c %s -- "$log" 2>/dev/null || printf 0)
   find_address
@@ -480,8 +518,4 @@ main() {
   finish_task "$exit_code" ''
 }
 
-if [[ -n ${4-} ]]; then
-  run_session
-else
-  main
-fi
+main

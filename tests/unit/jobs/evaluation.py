@@ -13,6 +13,7 @@ from jobs.script.expressions import (
     Expression,
     ExpressionPart,
     HostList,
+    HostSlots,
     LiteralText,
     TaskHost,
     TaskPort,
@@ -43,6 +44,8 @@ def _evaluate_part(part: ExpressionPart, addresses: TaskAddresses, role: str, in
             return str(index + offset)
         case HostList():
             return _evaluate_host_list(part, addresses)
+        case HostSlots(roles):
+            return _evaluate_host_slots(roles, addresses)
         case TaskHost(task_role, task_index):
             return addresses.hosts[task_role][task_index]
         case TaskPort(task_role, task_index, label):
@@ -61,6 +64,14 @@ def _evaluate_host_list(part: HostList, addresses: TaskAddresses) -> str:
         port = f":{addresses.ports[part.role][index][part.label][0]}" if part.label else ""
         entries.append(f"{part.before}{host}{port}{part.after}")
     return ",".join(entries)
+
+
+def _evaluate_host_slots(roles: Sequence[tuple[str, int]], addresses: TaskAddresses) -> str:
+    total: dict[str, int] = {}
+    for role, slots in roles:
+        for host in addresses.hosts[role]:
+            total[host] = total.get(host, 0) + slots
+    return ",".join(f"{host}:{slots}" for host, slots in total.items())
 
 
 def evaluate_family(family: VariableFamily, addresses: TaskAddresses) -> dict[str, str]:
