@@ -34,7 +34,10 @@ esac
   printf '%s\n' "$SRUN_ERROR" >&2
   exit 1
 fi
-while [[ $1 != /bin/bash ]]; do shift; done
+while [[ $1 != /bin/bash ]]; do
+  [[ $1 != --input=* ]] || exec <"${1#--input=}"
+  shift
+done
 export SLURM_PROCID=0 SLURM_STEP_ID=0 SLURMD_NODENAME=n1
 [[ -n ${SPLIT_LINES-} ]] || exec "$@"
 "$@" | while IFS= read -r line; do

@@ -39,11 +39,12 @@ class Recipe:
 
 # ssh: mpirun and horovodrun start their processes on other nodes with it; jobssh starts the server of a task.
 _COMMON = ("python3", "python3-pip", "bash", "ca-certificates", "openssh-client", "openssh-server")
+_COMPILED = (*_COMMON, "libstdc++6", "libgomp1")  # libraries that wheels need
 RECIPES = {
     "openmpi": Recipe(1, (*_COMMON, "openmpi-bin", "python3-mpi4py")),
     # PyPI's CPU build, where the package index has one of this version: 2.13.0+cpu ranks above 2.13.0.
-    "pytorch": Recipe(1, _COMMON, ("torch==2.13.0", "numpy<2.4")),
-    "xgboost": Recipe(1, (*_COMMON, "libgomp1"), ("xgboost-cpu==3.0.5",)),
+    "pytorch": Recipe(1, _COMPILED, ("torch==2.13.0", "numpy<2.4")),
+    "xgboost": Recipe(1, _COMPILED, ("xgboost-cpu==3.0.5",)),
     # Horovod 0.28.1 does not compile against torch 2.1 and later.
     "tensorflow": Recipe(
         1,

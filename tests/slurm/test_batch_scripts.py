@@ -394,7 +394,7 @@ def test_debug_holds_a_failed_task_until_release(batch_harness: BatchHarness) ->
 
 def test_requeued_job_reports_its_restart_count(batch_harness: BatchHarness) -> None:
     job = batch_harness.submit(
-        {"taskRoles": [role("w", "echo up $SLURM_RESTART_COUNT; sleep 600")]}
+        {"taskRoles": [role("w", "echo up $SLUICE_SLURM_RESTART_COUNT; sleep 600")]}
     )
     job.wait_for_output("w")
     subprocess.run(["scontrol", "requeue", job.slurm_job_id], env=job.cluster.env, check=True)

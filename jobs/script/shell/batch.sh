@@ -346,7 +346,8 @@ print_peers() {
 
 # on_ready ROLE INDEX STEP HOST ADDRESS PORTS: handles the report of a task that waits for "go".
 on_ready() {
-  step_id[step_of[$1]]=$3 host[$1.$2]=$4 address[$1.$2]=$5 ports[$1.$2]=$6
+  local s=${step_of[$1]}
+  step_id[s]=$3 host[$1.$2]=$4 address[$1.$2]=$5 ports[$1.$2]=$6
   ((ready_tasks += 1))
   ((ready_tasks == task_count)) || return 0
   # Appended, not replaced: a container of Pyxis has mounted this file.

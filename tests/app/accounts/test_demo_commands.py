@@ -132,3 +132,7 @@ def test_embedded_rerun_updates_connection_fields_only(
     assert Namespace.objects.get(name="default").partitions == ["cpu"]
     assert not ResourceSpec.objects.filter(name="cpu-small").exists()
     assert run("embedded") == ""
+    env.setenv("SLUICE_EMBEDDED_MPI", "pmix")
+    assert "mpi updated" in run("embedded")
+    Cluster.objects.update(mpi="pmi2")
+    assert run("embedded") == ""

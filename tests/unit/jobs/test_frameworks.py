@@ -157,10 +157,8 @@ def test_paddle_tasks_get_the_endpoints_of_all_trainers():
 def test_mpi_is_started_by_srun_by_default():
     assert uses_srun_mpi(job("mpi", worker=2))
     assert not uses_srun_mpi(job("mpi", "hostfile", worker=2))
-    assert (
-        evaluate_variables(job("mpi", "hostfile", master=1, worker=2), "worker", 0)["MPI_RANK"]
-        == "1"
-    )
+    values = evaluate_variables(job("mpi", "hostfile", master=1, worker=2), "worker", 0)
+    assert (values["MPI_RANK"], values["MPI_WORLD_SIZE"]) == ("1", "3")
 
 
 @pytest.mark.parametrize(

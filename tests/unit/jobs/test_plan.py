@@ -132,6 +132,103 @@ def test_layout_fits_the_roles_and_is_described(
     assert Plan.from_json(json.loads(json.dumps(job_plan.to_json()))) == job_plan
 
 
+MPI = {"framework": {"name": "mpi", "strategy": "srun"}}
+CHIEF = {"name": "chief"}
+WORKERS = {"name": "worker", "taskNumber": 3}
+
+
+@pytest.mark.parametrize(
+    ("spec", "layout", "expected_text", "steps"),
+    [
+        # Equal tasks share one step and one request; Slurm chooses the nodes.
+        (
+            job(WORKERS, CHIEF, **MPI),
+            "simple",
+            "at least 1 node of cpu: 3 × worker (1 CPU, 1000 MB each), 1 × chief (1 CPU, 1000 MB)",
+            [["chief", "worker"]],
+        ),
+        # More tasks than one node holds.
+        (
+            job({**WORKERS, "taskNumber": 15}, CHIEF, placement="pack", **MPI),
+            "simple",
+            "2 nodes of cpu: 15 × worker (1 CPU, 1000 MB each), 1 × chief (1 CPU, 1000 MB)",
+            [["chief", "worker"]],
+        ),
+        # Different tasks are components of a het job, the chief first.
+        (
+            job({**WORKERS, "cpuNumber": 2}, CHIEF, **MPI),
+            "het",
+            "1 node of cpu: 1 × chief (1 CPU, 1000 MB); at least 1 node of cpu: 3 × worker (2 CPU, 1000 MB each)",
+            [["chief", "worker"]],
+        ),
+        (
+            job(CHIEF, WORKERS, placement="separate", **MPI),
+            "het",
+            "1 node of cpu: 1 × chief (1 CPU, 1000 MB); at least 1 node of cpu: 3 × worker (1 CPU, 1000 MB each)",
+            [["chief", "worker"]],
+        ),
+        # A role outside the MPI program has its own step.
+        (
+            job({"name": "monitor", "cpuNumber": 2}, CHIEF, WORKERS, **MPI),
+            "packed",
+            "1 node of cpu: 1 × monitor (2 CPU, 1000 MB), 1 × chief (1 CPU, 1000 MB), 3 × worker (1 CPU, 1000 MB each)",
+            [["monitor"], ["chief", "worker"]],
+        ),
+        # A fixed port of both roles allows one task per node, also of both roles together.
+        (
+            job(
+                *[
+                    {**r, "portList": [{"label": "p", "beginAt": 80}]}
+                    for r in (CHIEF, {"name": "worker"})
+                ],
+                **MPI,
+            ),
+            "simple",
+            "2 nodes of cpu: 1 × chief (1 CPU, 1000 MB), 1 × worker (1 CPU, 1000 MB)",
+            [["chief", "worker"]],
+        ),
+        # mpirun starts the processes itself.
+        (
+            job(CHIEF, WORKERS, framework={"name": "mpi", "strategy": "hostfile"}),
+            "packed",
+            "1 node of cpu: 1 × chief (1 CPU, 1000 MB), 3 × worker (1 CPU, 1000 MB each)",
+            [["chief"], ["worker"]],
+        ),
+    ],
+)
+def test_roles_of_one_mpi_program_share_a_step(
+    spec: JobSpec, layout: str, expected_text: str, steps: list[list[str]]
+) -> None:
+    job_plan = plan(spec, RULES, CAPACITY)
+    assert (job_plan.layout, "; ".join(describe_plan(job_plan))) == (layout, expected_text)
+    assert [[role.name for role in roles] for roles in job_plan.list_steps()] == steps
+    assert job_plan.totals.cpus == sum(role.cpus * role.tasks for role in job_plan.roles)
+    assert [role.name for role in job_plan.roles] == [role.name for role in spec.task_roles]
+    assert not find_start_obstacles(job_plan, CAPACITY)
+    assert Plan.from_json(json.loads(json.dumps(job_plan.to_json()))) == job_plan
+
+
+def test_plan_of_an_earlier_version_has_one_step_per_role() -> None:
+    stored = plan(job(PS, WORKER), RULES, CAPACITY).to_json()
+    del stored["mpi_roles"]
+    assert [len(roles) for roles in Plan.from_json(stored).list_steps()] == [1, 1]
+
+
+def test_mpi_roles_with_different_tasks_are_refused_where_they_cannot_be_components() -> None:
+    unequal = (CHIEF, {**WORKERS, "cpuNumber": 2})
+    one_node = replace(RULES, partitions=("old",))
+    assert problem_codes(job(*unequal, **MPI), one_node) == ["mpi_roles"]
+    assert problem_codes(job(*unequal, placement="pack", **MPI)) == ["mpi_roles"]
+    with pytest.raises(PlanError, match=r"different resources.*need separate nodes.*\(1 node\)"):
+        plan(job(*unequal, **MPI), one_node, CAPACITY)
+    # Equal tasks fit on the same node.
+    assert plan(job(CHIEF, WORKERS, **MPI), one_node, CAPACITY).layout == "simple"
+    # Separate nodes were requested, and there is one.
+    assert problem_codes(job(CHIEF, WORKERS, placement="separate", **MPI), one_node) == [
+        "too_few_nodes"
+    ]
+
+
 def test_packed_nodes_are_equal_and_totals_match_the_request() -> None:
     spec = job(
         PS, {**WORKER, "taskNumber": 8, "gpuType": "A100", "cpuNumber": 3, "memoryMB": 10000}

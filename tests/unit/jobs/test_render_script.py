@@ -44,6 +44,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "packed": {**COMMON, "framework": "tensorflow", "taskRoles": [PS, WORKER]},
     "het": {**COMMON, "placement": "separate", "taskRoles": [PS, WORKER]},
 }
+CHIEF = {**PS, "name": "chief", "memoryMB": 1000}
 
 
 def join_files(files: dict[str, str], *, variables: bool) -> str:
@@ -71,6 +72,55 @@ def test_rendered_files_equal_the_golden_file(layout: str, runtime: str) -> None
         file.parent.mkdir(exist_ok=True)
         file.write_text(text)
     assert text == file.read_text()
+
+
+def render_step(job: dict[str, Any], **options: Any) -> tuple[str, str]:
+    """The step_roles line and the options of the only step."""
+    text = render_job(job, **options)["batch.sh"]
+    roles = re.search(r"^step_roles=(\S+)", text, re.MULTILINE)
+    assert roles is not None
+    (step,) = re.findall(r"^      options=\((--.*)\)$", text, re.MULTILINE)
+    return roles[1], step
+
+
+def test_equal_roles_of_an_mpi_program_share_a_step() -> None:
+    worker = {**CHIEF, "name": "worker", "taskNumber": 3}
+    job = {**COMMON, "framework": "mpi", "taskRoles": [worker, CHIEF]}
+    steps, options = render_step(job, mpi="pmix")
+    assert steps == "(1,0)"  # the chief has rank 0
+    assert options == (
+        "--exact --ntasks=4 --cpus-per-task=1 --mem-per-cpu=1000M --gres=none --mpi=pmix "
+        '--input="$pipes/go.1"'
+    )
+    assert "#SBATCH --ntasks=4\n" in render_job(job)["batch.sh"]
+
+
+def test_unequal_roles_of_an_mpi_program_are_components_of_one_step() -> None:
+    worker = {**CHIEF, "name": "worker", "taskNumber": 3, "cpuNumber": 2}
+    job = {**COMMON, "framework": "mpi", "taskRoles": [worker, CHIEF]}
+    steps, options = render_step(job)
+    assert steps == "(1,0)"
+    first, second = options.split(" : ")
+    assert first.startswith("--het-group=0 --exact --ntasks=1 ")
+    assert second.startswith("--het-group=1 --exact --ntasks=3 --cpus-per-task=2 ")
+    assert first.endswith('--input="$pipes/go.1"')
+    assert second.endswith('--input="$pipes/go.0"')
+
+
+def test_empty_mpi_setting_means_the_default_of_slurm() -> None:
+    job = {**COMMON, "framework": "mpi", "taskRoles": [{**CHIEF, "name": "worker"}]}
+    assert "--mpi" not in render_step(job)[1]
+    assert "--mpi=pmi2 " in render_step(job, mpi="pmi2")[1]
+    for other in ({"framework": {"name": "mpi", "strategy": "hostfile"}}, {"framework": "pytorch"}):
+        assert "--mpi=none " in render_step({**job, **other}, mpi="pmix")[1]
+
+
+def test_pyxis_refuses_different_images_in_one_mpi_program() -> None:
+    worker = {**CHIEF, "name": "worker", "image": "other:1"}
+    job = {**COMMON, "framework": "mpi", "taskRoles": [CHIEF, worker]}
+    with pytest.raises(RenderError, match="Give these roles the same image"):
+        render_job(job, runtime="pyxis")
+    render_job(job, runtime="apptainer")
 
 
 def test_rendering_is_deterministic() -> None:
