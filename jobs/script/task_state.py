@@ -28,8 +28,12 @@ class ScriptExit(IntEnum):
     TASK_LOST = 205  # reason lost: the step ended, but the task had not reported its end
     LAUNCH_FAILED = 206  # reason launch_failed: Slurm created no step, no task ran; always retried
     WORK_DIR_MISSING = 207  # the task's working directory does not exist in the container
-    SSH_FAILED = 208  # reason ssh_failed: SSH between the tasks could not be set up on the node; not retried
-    SERVER_FAILED = 209  # the framework's server could not be started in the container of the first task
+    SSH_FAILED = (
+        208  # reason ssh_failed: SSH between the tasks could not be set up on the node; not retried
+    )
+    SERVER_FAILED = (
+        209  # the framework's server could not be started in the container of the first task
+    )
     STOPPED = 143  # reason stopped: the task or job was stopped
 
 

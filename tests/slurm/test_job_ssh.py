@@ -196,7 +196,11 @@ def test_openpai_job_file_with_the_ssh_plugin_runs_unchanged(
 
 def run_as(user: str, *argv: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["runuser", "-u", user, "--", *argv], capture_output=True, text=True, check=False, timeout=60
+        ["runuser", "-u", user, "--", *argv],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
 
 
@@ -230,7 +234,9 @@ def test_nobody_else_can_log_in(batch_harness: BatchHarness, ssh_image: str) -> 
     assert private
     assert all(run_as(OTHER_USER, "ls", path).returncode != 0 for path in private)
     # The job's own key does.
-    entered = run_as(user, "ssh", *options, "-i", key, f"{user}@{state.ip}", "echo $PAI_CONTAINER_ID")
+    entered = run_as(
+        user, "ssh", *options, "-i", key, f"{user}@{state.ip}", "echo $PAI_CONTAINER_ID"
+    )
     assert entered.stdout == "worker-1\n"
 
 
@@ -288,7 +294,9 @@ def test_node_without_sshd_is_reported(
 ) -> None:
     job = batch_harness.submit(
         {"image": "busybox", "taskRoles": [role("worker", "echo ran", taskNumber=2)], **more},
-        edit={"sshd.sh": (":/usr/sbin:/usr/local/sbin:/sbin type -P sshd", " type -P no-such-sshd")},
+        edit={
+            "sshd.sh": (":/usr/sbin:/usr/local/sbin:/sbin type -P sshd", " type -P no-such-sshd")
+        },
     )
     assert job.wait_for_end() == expected
     log = job.log_text("worker")

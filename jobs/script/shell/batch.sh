@@ -502,6 +502,7 @@ finish() {
   ((live_steps == 0 || signalled_by_slurm)) || end_steps
   wait_for_steps $((grace_s + 10))
   mark_out_of_memory
+  rm -rf ssh # the keys of this run
   # Slurm's accounting should show CANCELLED after a requested stop and TIMEOUT at the time limit. Only Slurm
   # sets these states, so this script cancels the job, or waits for the time limit. After SIGTERM from Slurm
   # it does neither: Slurm has already decided how the job ends, and scancel would undo a requeue.

@@ -12,6 +12,8 @@ import socket
 import sys
 import time
 import traceback
+from importlib import import_module
+from typing import Any, Callable
 
 ADDRESS_VARIABLES = {
     "horovod": ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_GLOO_RENDEZVOUS_PORT"),
@@ -21,49 +23,54 @@ WAIT_S = 300  # the image of the first task may be slow to read
 
 
 class Slot:
-    """One process of Horovod. Its attributes are those of Horovod's own SlotInfo, whose module changed between versions."""
+    """One process of Horovod, with the attributes of Horovod's own SlotInfo, whose module changed between versions."""
 
-    def __init__(self, rank, size):
-        self.hostname = "task-{}".format(rank)
+    def __init__(self, rank: int, size: int) -> None:
+        self.hostname = f"task-{rank}"
         self.rank = self.cross_rank = rank
         self.size = self.cross_size = size
         self.local_rank, self.local_size = 0, 1
 
 
-def start_horovod():
+def find_address(name: str) -> Any:
+    host, port = ADDRESS_VARIABLES[name]
+    return os.environ[host], int(os.environ[port])
+
+
+def start_horovod() -> Callable[[], None]:
     try:
-        from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+        http_server = import_module("horovod.runner.http.http_server")
     except ImportError:  # before 0.21
-        from horovod.run.http.http_server import RendezvousHandler, RendezvousHTTPServer
-    port = int(os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"])
+        http_server = import_module("horovod.run.http.http_server")
     size = int(os.environ["HOROVOD_SIZE"])
-    server = RendezvousHTTPServer(("", port), RendezvousHandler, 0)
+    address = "", find_address("horovod")[1]
+    server = http_server.RendezvousHTTPServer(address, http_server.RendezvousHandler, 0)
     slots = [Slot(rank, size) for rank in range(size)]
     if hasattr(server, "init"):
         server.init(slots)
     else:  # before 0.20
         server.extract_scope_size(slots)
-    return server.serve_forever
+    serve: Callable[[], None] = server.serve_forever
+    return serve
 
 
-def start_xgboost():
-    from xgboost.tracker import RabitTracker
-
-    options = {
-        "n_workers": int(os.environ["DMLC_NUM_WORKER"]),
-        "host_ip": os.environ["DMLC_TRACKER_URI"],
-        "port": int(os.environ["DMLC_TRACKER_PORT"]),
-        "sortby": "task",  # ranks are in the order of DMLC_TASK_ID
-    }
-    tracker = RabitTracker(**options)
+def start_xgboost() -> Callable[[], None]:
+    workers = int(os.environ["DMLC_NUM_WORKER"])
+    host, port = find_address("xgboost")
+    # Sorted by task: ranks are in the order of DMLC_TASK_ID.
+    create_tracker = import_module("xgboost.tracker").RabitTracker
+    tracker = create_tracker(n_workers=workers, host_ip=host, port=port, sortby="task")
+    wait: Callable[[], None]
     if hasattr(tracker, "wait_for"):
         tracker.start()
-        return tracker.wait_for
-    tracker.start(options["n_workers"])  # before 2.1
-    return tracker.join
+        wait = tracker.wait_for
+    else:  # before 2.1
+        tracker.start(workers)
+        wait = tracker.join
+    return wait
 
 
-def run_server(name, ready):
+def run_server(name: str, ready: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # tasks may need it while they save
     os.dup2(2, 1)  # the caller reads standard output until it is closed
     run = {"horovod": start_horovod, "xgboost": start_xgboost}[name]()
@@ -72,45 +79,46 @@ def run_server(name, ready):
     run()
 
 
-def wait_for_server(name):
-    host, port = ADDRESS_VARIABLES[name]
-    address = os.environ[host], int(os.environ[port])
-    if name == "xgboost":
-        from xgboost.tracker import RabitTracker
-
-        if not hasattr(RabitTracker, "wait_for"):
-            return 0  # before 2.1, a connection without a message ends the tracker; workers try again by themselves
-    deadline = time.time() + WAIT_S
-    while time.time() < deadline:
-        try:
-            socket.create_connection(address, timeout=10).close()
-            return 0
-        except OSError:
-            time.sleep(0.2)
-    sys.stderr.write("%s does not answer at %s:%s\n" % ((name,) + address))
-    return 1
-
-
-def main():
-    if sys.argv[1].startswith("wait-"):
-        return wait_for_server(sys.argv[1][len("wait-") :])
+def start_server(name: str) -> int:
     ready_end, report_end = os.pipe()
     # The server may use threads, which a fork does not copy: fork first.
     child = os.fork()
     if child == 0:
         os.close(ready_end)
         try:
-            run_server(sys.argv[1], report_end)
-        except BaseException:
+            run_server(name, report_end)
+        except Exception:  # noqa: BLE001 - the framework's; its text goes to the task's log
             traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
+        os._exit(1)
     os.close(report_end)
     if not os.read(ready_end, 1):
         return 1
-    print(child)
+    sys.stdout.write(str(child))
     return 0
 
 
+def wait_for_server(name: str) -> int:
+    if name == "xgboost":
+        tracker = import_module("xgboost.tracker").RabitTracker
+        if not hasattr(tracker, "wait_for"):
+            return 0  # before 2.1, a connection without a message ends the tracker; workers try again by themselves
+    address = find_address(name)
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(address, timeout=10).close()
+            return 0
+        except OSError:
+            time.sleep(0.2)
+    sys.stderr.write(f"{name} does not answer at {address[0]}:{address[1]}\n")
+    return 1
+
+
+def main(name: str) -> int:
+    if name.startswith("wait-"):
+        return wait_for_server(name[len("wait-") :])
+    return start_server(name)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1]))

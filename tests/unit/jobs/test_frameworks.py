@@ -154,6 +154,29 @@ def test_paddle_tasks_get_the_endpoints_of_all_trainers():
     }
 
 
+def test_mindspore_tasks_get_their_part_and_the_scheduler_address():
+    assert evaluate_variables(job("mindspore", worker=2), "worker", 1) == {
+        "MS_SCHED_HOST": "10.0.0.0",
+        "MS_SCHED_PORT": "2000",
+        "MS_WORKER_NUM": "2",
+        "MS_SERVER_NUM": "0",
+        "MS_ROLE": "MS_WORKER",
+        "MS_NODE_ID": "1",
+        "RANK_ID": "1",
+        "RANK_SIZE": "2",
+        "DEVICE_ID": "0",
+    }
+    own_scheduler = job("MindSpore", "", worker=2, scheduler=1)
+    assert evaluate_variables(own_scheduler, "scheduler", 0) == {
+        "MS_SCHED_HOST": "10.0.1.0",
+        "MS_SCHED_PORT": "2000",
+        "MS_WORKER_NUM": "2",
+        "MS_SERVER_NUM": "0",
+        "MS_ROLE": "MS_SCHED",
+    }
+    assert evaluate_variables(own_scheduler, "worker", 0)["MS_SCHED_HOST"] == "10.0.1.0"
+
+
 def test_mpi_is_started_by_srun_by_default():
     assert uses_srun_mpi(job("mpi", worker=2))
     assert not uses_srun_mpi(job("mpi", "hostfile", worker=2))

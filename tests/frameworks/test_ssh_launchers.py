@@ -1,4 +1,4 @@
-"""Horovod and XGBoost train over several tasks with the servers that Sluice starts, and with SSH between tasks."""
+"""horovodrun starts its processes in other tasks, with SSH between the tasks."""
 
 from __future__ import annotations
 
@@ -39,19 +39,6 @@ def read_results(text: str) -> list[list[str]]:
     return sorted(words for words in lines if words)
 
 
-def test_horovod_ring_trains_equal_weights(batch_harness: BatchHarness) -> None:
-    image = str(ensure_framework_image("tensorflow"))
-    worker = {"name": "worker", "command": "python3 train.py", "memoryMB": 1500, "taskNumber": 3}
-    job = batch_harness.submit(
-        {"image": image, "framework": {"name": "horovod"}, "taskRoles": [worker]},
-        files={"train.py": HOROVOD},
-    )
-    assert job.wait_for_end(180) == ("COMPLETED", "0:0"), job.log_text("worker")
-    results = [row for i in range(3) for row in read_results(job.log_text("worker", i))]
-    assert [row[:3] for row in results] == [[str(i), "3", "task"] for i in range(3)]
-    assert len({tuple(row[3:]) for row in results}) == 1
-
-
 @pytest.mark.parametrize(
     "more",
     [
@@ -81,35 +68,3 @@ def test_horovodrun_trains_in_other_tasks(
     # Sessions of three tasks: each task has its own directory. With `own_addresses` main-0 is not local for Horovod.
     assert len({row[2] for row in results} - {"task"}) == 3
     assert len({tuple(row[3:]) for row in results}) == 1
-
-
-XGBOOST = textwrap.dedent(
-    """
-    import hashlib, os
-    import numpy as np, xgboost
-    from xgboost import collective
-
-    names = ("dmlc_tracker_uri", "dmlc_tracker_port", "dmlc_task_id")
-    with collective.CommunicatorContext(**{name: os.environ[name.upper()] for name in names}):
-        rank, size = collective.get_rank(), collective.get_world_size()
-        x = np.random.default_rng(0).normal(size=(600, 4))
-        y = 2 * x[:, 0] - x[:, 1]
-        part = slice(rank, None, size)
-        booster = xgboost.train({"nthread": 1}, xgboost.DMatrix(x[part], y[part]), 5)
-        model = hashlib.sha256(booster.save_raw("json")).hexdigest()
-        print("result", os.environ["DMLC_TASK_ID"], rank, size, model, flush=True)
-    """
-)
-
-
-def test_xgboost_tasks_train_one_model(batch_harness: BatchHarness) -> None:
-    image = str(ensure_framework_image("xgboost"))
-    worker = {"name": "worker", "command": "python3 train.py", "memoryMB": 800, "taskNumber": 3}
-    job = batch_harness.submit(
-        {"image": image, "framework": {"name": "xgboost"}, "taskRoles": [worker]},
-        files={"train.py": XGBOOST},
-    )
-    assert job.wait_for_end(120) == ("COMPLETED", "0:0"), job.log_text("worker")
-    results = [row for i in range(3) for row in read_results(job.log_text("worker", i))]
-    assert [row[:3] for row in results] == [[str(i), str(i), "3"] for i in range(3)]
-    assert len({row[3] for row in results}) == 1
