@@ -60,7 +60,7 @@ def _translate_field(field: Schema) -> Schema:
 
 
 def _translate(text: str) -> str:
-    """pydantic's JSON schema holds plain strings; they are msgids, marked by `_` in the model."""
+    """Translate a text of the JSON schema. It is a plain string, but also a msgid, which `_` in the model marks."""
     return gettext(text) if text else ""
 
 

@@ -1,6 +1,6 @@
 """Submission and preview of a job: parses the job file, resolves namespace, sizes, secrets and code.
 
-The API, templates and pages use it. It changes rows only through `jobs.actions`.
+The API, templates and pages use this module. It changes rows only through `jobs.actions`.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ def parse_submission(
         if text is None
         else load_text(text, filename=filename, site=site)
     )
+    spec = loaded.spec
     changes: dict[str, Any] = {}
     if name:
         changes["jobName"] = name
     if namespace:
         changes["namespace"] = namespace
-    spec = loaded.spec
     if code is not None:
         changes["code"] = Code(selector="codeFile", upload_id=code.sha256).model_dump(by_alias=True)
     if changes:
@@ -150,15 +150,17 @@ def _load_storages(by: User) -> dict[str, str]:
 
     A name that stands for different directories on two clusters is left out.
     """
-    found: dict[str, str] = {}
+    directories: dict[str, str] = {}
     ambiguous = set()
     clusters = Cluster.objects.filter(namespaces__in=namespaces_submittable_by(by)).distinct()
     for storages in clusters.values_list("storages", flat=True):
         ambiguous |= {
-            name for name, folder in storages.items() if found.get(name, folder) != folder
+            name
+            for name, directory in storages.items()
+            if directories.get(name, directory) != directory
         }
-        found |= storages
-    return {name: folder for name, folder in found.items() if name not in ambiguous}
+        directories |= storages
+    return {name: path for name, path in directories.items() if name not in ambiguous}
 
 
 def _build_size_fields(row: ResourceSpec) -> dict[str, Any]:
@@ -236,11 +238,13 @@ def _validate_secrets(spec: JobSpec, values: Mapping[str, str]) -> dict[str, str
 def _select_logins(
     spec: JobSpec, given: Mapping[str, Mapping[str, str]]
 ) -> dict[str, Mapping[str, str]]:
+    """Select the complete registry logins of images that the job uses."""
     images = {spec.image_of(role) for role in spec.task_roles}
-    complete = {
-        image: login for image, login in given.items() if {"username", "password"} <= set(login)
+    return {
+        image: login
+        for image, login in given.items()
+        if image in images and {"username", "password"} <= set(login)
     }
-    return {image: login for image, login in complete.items() if image in images}
 
 
 def _build_dropped_login_warnings(logins: Collection[str]) -> list[SpecWarning]:

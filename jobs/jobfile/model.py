@@ -1,8 +1,8 @@
 """The job file as one frozen pydantic model: the single definition of a job.
 
-Files use camelCase keys, Python uses snake_case attributes. The metadata of a field has its label (`title`), its
-explanation (`description`) and its place in the submit form (`form`). This module checks what can be checked with
-the file alone; the planner checks a job against its namespace and cluster. Pure.
+Files use camelCase keys, Python uses snake_case attributes. The metadata of a field contains its label (`title`),
+its explanation (`description`) and its place in the submit form (`form`). The model checks what can be checked
+with the file alone; `jobs.plan` checks a job against its namespace and cluster. Pure.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from jobs.jobfile.sections import (
     choice,
 )
 
-RULES_CODE = "rules"  # code of the error that reports the violated rules between fields
+RULES_CODE = "rules"  # code of the pydantic error that reports violated rules between fields
 _NAMESPACE_KEYS = ("namespace", "virtualCluster")
 _PLACEMENT_ALIASES = {"packed": "pack", "spread": "separate", "separated": "separate", "": "auto"}
 
@@ -468,25 +468,22 @@ class JobSpec(Section):
         """
         if not isinstance(value, Mapping):
             return value
-        rest = {k: v for k, v in value.items() if k not in _NAMESPACE_KEYS or v not in (None, "")}
-        given = [rest[key] for key in _NAMESPACE_KEYS if key in rest]
-        if given and given.count(given[0]) == len(given):
-            rest.pop("virtualCluster", None)
-            rest["namespace"] = given[0]
-        return rest
+        document = {
+            k: v for k, v in value.items() if k not in _NAMESPACE_KEYS or v not in (None, "")
+        }
+        names = [document[key] for key in _NAMESPACE_KEYS if key in document]
+        if names and names.count(names[0]) == len(names):
+            document.pop("virtualCluster", None)
+            document["namespace"] = names[0]
+        return document
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
-        found = list(find_rule_violations(self))
-        if found:
-            raise validation_error(
-                RULES_CODE, _("%(text)s", text="; ".join(f"{r.loc}: {r.message}" for r in found))
-            )
+        violations = list(find_rule_violations(self))
+        if violations:
+            text = "; ".join(f"{violation.loc}: {violation.message}" for violation in violations)
+            raise validation_error(RULES_CODE, _("%(text)s", text=text))
         return self
-
-    @property
-    def virtual_cluster(self) -> str:
-        return self.namespace
 
     @property
     def is_debug(self) -> bool:
@@ -499,9 +496,6 @@ class JobSpec(Section):
     @property
     def task_count(self) -> int:
         return sum(role.task_number for role in self.task_roles)
-
-    def role(self, name: str) -> TaskRole:
-        return next(role for role in self.task_roles if role.name == name)
 
     def image_of(self, role: TaskRole) -> str:
         return role.image or self.image

@@ -1,7 +1,7 @@
 """Rules between fields of a job file, such as "shmMB is at most memoryMB".
 
-The rules accept a spec, or the mapping of a file that has other problems, so that one validation reports the
-violated rules together with the other problems. Pure.
+The rules can check a spec, or the mapping of a file from which no spec can be built because it has other
+problems, so that one validation reports violated rules and other problems together. Pure.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _get_field(section: Any, name: str) -> Any:
 
 
 def _get_number(section: Any, name: str, default: int) -> int | None:
-    """The number in a field, or None if the value is not valid; the field's own validation reports that."""
+    """Return the number in a field; None if it is not valid, which the validation of the field reports."""
     value = _get_field(section, name)
     if value is None:
         return default
@@ -145,14 +145,14 @@ def _check_role(role: Any, loc: Loc) -> Iterator[RuleViolation]:
 def _check_unique(
     sections: Sequence[Any], field: str, loc: Loc, what: Message
 ) -> Iterator[RuleViolation]:
-    """Check that the names of sections differ, also in the form that variable names contain."""
-    seen: dict[str, str] = {}
+    """Check that the names of sections differ, also in the form that is used in names of variables."""
+    names_by_identifier: dict[str, str] = {}
     for index, section in enumerate(sections):
         name = _get_field(section, field)
-        bare = to_identifier(name) if isinstance(name, str) else ""
-        if not bare:
+        identifier = to_identifier(name) if isinstance(name, str) else ""
+        if not identifier:
             continue
-        other = seen.setdefault(bare, name)
+        other = names_by_identifier.setdefault(identifier, name)
         if other != name:
             yield RuleViolation(
                 (*loc, index, field),
@@ -162,7 +162,7 @@ def _check_unique(
                     name=name,
                     what=what,
                     other=other,
-                    bare=bare,
+                    bare=identifier,
                 ),
                 name,
             )
@@ -176,7 +176,7 @@ def _check_unique(
 
 
 def _check_ports(role: Any, loc: Loc) -> Iterator[RuleViolation]:
-    used_ranges: list[tuple[int, int, str]] = []
+    used_ranges: list[tuple[int, int, str]] = []  # first port, last port + 1, label
     for index, port in enumerate(_get_list(role, "port_list")):
         begin, count = _get_number(port, "begin_at", 0), _get_number(port, "port_number", 1)
         label = _get_field(port, "label")
@@ -194,17 +194,17 @@ def _check_ports(role: Any, loc: Loc) -> Iterator[RuleViolation]:
 
 
 def _check_mounts(job: Any) -> Iterator[RuleViolation]:
-    seen: set[str] = set()
+    targets: set[str] = set()
     for index, mount in enumerate(_get_list(job, "mounts")):
         target = _get_field(mount, "target")
         if not isinstance(target, str):
             continue
         target = target.rstrip("/")
-        if target in seen:
+        if target in targets:
             yield RuleViolation(
                 ("mounts", index, "target"), "duplicate", _("is mounted twice; change one."), target
             )
-        seen.add(target)
+        targets.add(target)
 
 
 def _check_services(job: Any, roles: Sequence[Any]) -> Iterator[RuleViolation]:

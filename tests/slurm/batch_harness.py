@@ -134,6 +134,7 @@ class BatchHarness:
         attempt_of: SubmittedAttempt | None = None,
         own_addresses: bool = False,
         edit: dict[str, tuple[str, str]] | None = None,
+        secrets: dict[str, str] | None = None,
         **options: Any,
     ) -> SubmittedAttempt:
         """Submit a job, or a further attempt of the job of `attempt_of`.
@@ -159,7 +160,9 @@ class BatchHarness:
             "port_low": 29000,
             **options,
         }
-        rendered = render_files(created, spec, paths, user=USER, options=RenderOptions(**chosen))
+        rendered = render_files(
+            created, spec, paths, user=USER, options=RenderOptions(**chosen), secrets=secrets
+        )
         if own_addresses:
             edit = {**(edit or {}), "task.sh": _OWN_ADDRESS}
         for name, (old, new) in (edit or {}).items():

@@ -99,6 +99,7 @@ DESCRIBE = textwrap.dedent(
 )
 
 
+@pytest.mark.proves("jobssh")
 def test_session_lands_in_a_container_like_the_tasks(
     batch_harness: BatchHarness, ssh_image: str
 ) -> None:

@@ -5,10 +5,11 @@ Converts or drops, with a warning, some fields that files of OpenPAI v1 often co
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from core.messages import Message, msg
+from jobs.jobfile.errors import Loc
 from jobs.jobfile.fields import RESERVED_PREFIXES
 from jobs.jobfile.importers.draft import Draft, SiteCatalog
 from jobs.jobfile.model import JobSpec
@@ -29,7 +30,7 @@ _IGNORED_ROLE_FIELDS = {
 
 
 def import_native(source: Mapping[str, Any], site: SiteCatalog) -> Draft:
-    draft = Draft("sluice")
+    draft = Draft()
     draft.document = dict(source)
     for key, reason in _IGNORED_FIELDS.items():
         if draft.document.pop(key, None) is not None:
@@ -62,62 +63,46 @@ def _convert_role(role: Any, index: int, draft: Draft) -> Any:
     return converted
 
 
-def find_suspicious_values(spec: JobSpec) -> list[tuple[tuple[str | int, ...], Message]]:
+def find_suspicious_values(spec: JobSpec) -> Iterator[tuple[Loc, Message]]:
     """Find valid values that are probably not intended, with a warning for each."""
-    suspicious: list[tuple[tuple[str | int, ...], Message]] = []
-    for name in spec.job_envs:
-        if name.startswith(RESERVED_PREFIXES):
-            suspicious.append(
-                (
-                    ("jobEnvs", name),
+    yield from _find_reserved_variables(spec.job_envs, ("jobEnvs",))
+    for index, role in enumerate(spec.task_roles):
+        yield from _find_reserved_variables(role.env, ("taskRoles", index, "env"))
+        for position, port in enumerate(role.port_list):
+            loc: Loc = ("taskRoles", index, "portList", position, "beginAt")
+            if 0 < port.begin_at < 1024:
+                yield (
+                    loc,
                     msg(
-                        "import.native.set-sluice-itself-value",
-                        "is set by Sluice; this value is not used.",
+                        "import.native.ports-below-can-only",
+                        "ports below 1024 can only be opened by root.",
                     ),
                 )
-            )
-    for index, role in enumerate(spec.task_roles):
-        for name in role.env:
-            if name.startswith(RESERVED_PREFIXES):
-                suspicious.append(
-                    (
-                        ("taskRoles", index, "env", name),
-                        msg(
-                            "import.native.set-sluice-itself-value",
-                            "is set by Sluice; this value is not used.",
-                        ),
-                    )
-                )
-        for position, port in enumerate(role.port_list):
-            loc = ("taskRoles", index, "portList", position, "beginAt")
-            if 0 < port.begin_at < 1024:
-                suspicious.append(
-                    (
-                        loc,
-                        msg(
-                            "import.native.ports-below-can-only",
-                            "ports below 1024 can only be opened by root.",
-                        ),
-                    )
-                )
             elif port.begin_at and role.task_number > 1:
-                suspicious.append(
-                    (
-                        loc,
-                        msg(
-                            "import.native.fixed-port-keeps-two",
-                            "a fixed port prevents two tasks of this role from sharing a node.",
-                        ),
-                    )
+                yield (
+                    loc,
+                    msg(
+                        "import.native.fixed-port-keeps-two",
+                        "a fixed port prevents two tasks of this role from sharing a node.",
+                    ),
                 )
     if spec.retry_count == -2:
-        suspicious.append(
-            (
-                ("retryCount",),
+        yield (
+            ("retryCount",),
+            msg(
+                "import.native.starts-job-again-again",
+                "restarts the job without end, even after success.",
+            ),
+        )
+
+
+def _find_reserved_variables(names: Iterable[str], loc: Loc) -> Iterator[tuple[Loc, Message]]:
+    for name in names:
+        if name.startswith(RESERVED_PREFIXES):
+            yield (
+                (*loc, name),
                 msg(
-                    "import.native.starts-job-again-again",
-                    "restarts the job without end, even after success.",
+                    "import.native.set-sluice-itself-value",
+                    "is set by Sluice; this value is not used.",
                 ),
             )
-        )
-    return suspicious

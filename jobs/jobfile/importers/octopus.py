@@ -9,7 +9,7 @@ from typing import Any
 from core.messages import msg
 from jobs.jobfile.errors import Loc
 from jobs.jobfile.fields import ROLE_NAME_PATTERN
-from jobs.jobfile.importers.draft import Draft, SiteCatalog
+from jobs.jobfile.importers.draft import NOT_SUPPORTED, Draft, SiteCatalog
 from jobs.jobfile.importers.placeholders import format_scalar
 
 _TOP_FIELDS = [
@@ -72,7 +72,7 @@ class _OctopusImporter:
     def __init__(self, source: Mapping[str, Any], site: SiteCatalog) -> None:
         self.source = source
         self.site = site
-        self.draft = Draft("octopus")
+        self.draft = Draft()
 
     def run(self) -> Draft:
         draft, source = self.draft, self.source
@@ -107,7 +107,7 @@ class _OctopusImporter:
                     (key,),
                     _IGNORED_FIELDS.get(
                         key,
-                        msg("import.ffdl.no-meaning-ignored", "is not supported and is ignored."),
+                        NOT_SUPPORTED,
                     ),
                 )
         return draft
@@ -146,7 +146,7 @@ class _OctopusImporter:
             if key not in _ROLE_FIELDS:
                 draft.add_warning(
                     (*source_loc, key),
-                    msg("import.ffdl.no-meaning-ignored", "is not supported and is ignored."),
+                    NOT_SUPPORTED,
                 )
 
     def _choose_role_name(self, index: int, name: Any, source_loc: Loc) -> Any:

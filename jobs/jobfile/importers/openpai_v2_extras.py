@@ -8,12 +8,10 @@ from typing import Any
 
 from core.messages import msg
 from jobs.jobfile.errors import Loc
-from jobs.jobfile.importers.draft import Draft, SiteCatalog
-from jobs.jobfile.importers.placeholders import (
-    format_scalar,
-)
+from jobs.jobfile.importers.draft import NOT_SUPPORTED, Draft, SiteCatalog
+from jobs.jobfile.importers.placeholders import format_scalar
 
-PLUGINS_KEY = "com.microsoft.pai.runtimeplugin"
+_PLUGINS_KEY = "com.microsoft.pai.runtimeplugin"
 
 RenderCommands = Callable[[Any, Loc, Mapping[str, Any]], list[str]]
 
@@ -43,11 +41,11 @@ class ExtrasImporter:
         draft = self.draft
         extras = dict(draft.as_mapping(self.source.get("extras"), ("extras",)))
         for index, entry in enumerate(
-            draft.as_list(extras.pop(PLUGINS_KEY, None), ("extras", PLUGINS_KEY))
+            draft.as_list(extras.pop(_PLUGINS_KEY, None), ("extras", _PLUGINS_KEY))
         ):
             self._import_plugin(
-                draft.as_mapping(entry, ("extras", PLUGINS_KEY, index)),
-                ("extras", PLUGINS_KEY, index),
+                draft.as_mapping(entry, ("extras", _PLUGINS_KEY, index)),
+                ("extras", _PLUGINS_KEY, index),
             )
         self._warn_about_ssh_roles()
         for index, entry in enumerate(
@@ -170,6 +168,11 @@ class ExtrasImporter:
         if section.get("jobssh"):
             draft.set_value(("jobssh",), section["jobssh"], (*parameters_loc, "jobssh"))
             self.ssh_roles.update(roles)
+        elif section.get("sshbarrier"):
+            draft.add_warning(
+                (*parameters_loc, "sshbarrier"),
+                msg("import.openpai.only-with-jobssh", "has an effect only with jobssh: true."),
+            )
         if section.get("userssh"):
             for role in roles:
                 self._add_service({"kind": "ssh", "role": role, "portLabel": "ssh"}, source_loc)
@@ -185,7 +188,7 @@ class ExtrasImporter:
         others = [name for name in self.role_index if name not in self.ssh_roles]
         if self.ssh_roles and others:
             self.draft.add_warning(
-                ("extras", PLUGINS_KEY),
+                ("extras", _PLUGINS_KEY),
                 msg(
                     "import.openpai.jobssh-for-all-roles",
                     "jobssh applies to all roles of a job, also to %(roles)s.",

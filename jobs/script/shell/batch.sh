@@ -14,7 +14,7 @@ limit_announced=0 limit_check_at=0 time_limit_near=0
 partial_line='' outcome='' job_exit=0 deciding_role='' deciding_index=''
 declare -A address ports host task_ended
 declare -a failed succeeded ended_in_role go_pipe step_of # by role
-declare -a step_id step_live                              # by step
+declare -a step_live                                      # by step
 
 log_message() { printf '%(%F %T)T  %s\n' -1 "$*"; }
 now() { printf '%s' "${EPOCHREALTIME:-$(date +%s)}"; }
@@ -77,7 +77,7 @@ prepare() {
     ((task_count += role_tasks[r]))
   done
   for s in "${!step_roles[@]}"; do
-    step_id[s]='' step_live[s]=0
+    step_live[s]=0
     for r in ${step_roles[s]//,/ }; do step_of[r]=$s; done
   done
 }
@@ -282,23 +282,15 @@ start_steps() {
   done
 }
 
-# end_steps: sends SIGTERM to every running task; task.sh sends SIGKILL after the grace period.
+# end_steps: asks task.sh of every running task to send SIGTERM to its program, and SIGKILL after the grace period. The
+# request goes through srun's standard input, because a signal that Slurm sends would reach either every process of
+# the step (proctrack/linuxproc) or only task.sh (proctrack/cgroup).
 end_steps() {
-  local r s step signalled=' '
+  local r
   for r in "${!role_names[@]}"; do
-    s=${step_of[r]}
-    ((step_live[s] && ended_in_role[r] < role_tasks[r])) && [[ -n ${step_id[s]} ]] || continue
-    step=$(slurm_job_of "$r").${step_id[s]}
-    [[ $signalled != *" $step "* ]] || continue # two roles of one step
-    signalled+="$step "
-    scancel --quiet --signal=TERM "$step"
+    ((step_live[step_of[r]])) || continue
+    printf 'stop\n' >&"${go_pipe[r]}" # srun reads the pipe of the first role of each component
   done
-}
-
-# slurm_job_of ROLE: prints the Slurm job of the role's tasks; each component of a het job has its own id.
-slurm_job_of() {
-  local name=SLURM_JOB_ID_HET_GROUP_${role_groups[$1]}
-  printf '%s' "${!name:-$SLURM_JOB_ID}"
 }
 
 # begin_hosts: begins the file "hosts", to which on_ready adds the tasks. Pyxis mounts it as /etc/hosts when srun starts a
@@ -346,8 +338,7 @@ print_peers() {
 
 # on_ready ROLE INDEX STEP HOST ADDRESS PORTS: handles the report of a task that waits for "go".
 on_ready() {
-  local s=${step_of[$1]}
-  step_id[s]=$3 host[$1.$2]=$4 address[$1.$2]=$5 ports[$1.$2]=$6
+  host[$1.$2]=$4 address[$1.$2]=$5 ports[$1.$2]=$6
   ((ready_tasks += 1))
   ((ready_tasks == task_count)) || return 0
   # Appended, not replaced: a container of Pyxis has mounted this file.

@@ -13,12 +13,11 @@ from jobs.jobfile import (
     TaskRole,
     build_json_schema,
     dump,
-    list_fields,
-    render_field_table,
 )
 from jobs.jobfile.frameworks import STRATEGIES
 from jobs.jobfile.importers import load_text
 from tests.example_counts import scale_examples
+from tests.unit.jobs.field_table import list_fields, render_field_table
 from tests.unit.jobs.strategies import job_specs
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from jobs.jobfile import JobSpec, Port, TaskRole
 from jobs.script.variables import (
     build_directory_variables,
@@ -154,6 +156,7 @@ def test_jobs_can_override_variables_without_reserved_prefix():
     }
 
 
+@pytest.mark.proves("importedFrom")
 def test_openpai_v2_jobs_get_minus_one_for_an_unset_minimum():
     spec = SPEC.model_copy(update={"imported_from": "openpai-v2"})
     values = build_static_variables(spec, user="alice")["Worker"]
