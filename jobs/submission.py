@@ -23,6 +23,7 @@ from jobs.jobfile import Code, JobSpec, Problem, SpecError, SpecWarning
 from jobs.jobfile.importers import SiteCatalog, load_document, load_text
 from jobs.models import CodeUpload, Job
 from jobs.plan import Note, Plan, PlanError, find_start_obstacles
+from jobs.script.host_names import find_ssh_limits
 from jobs.script.paths import AttemptPaths
 from jobs.script.render import RenderError, render_files
 from jobs.start_estimate import estimate_start
@@ -102,6 +103,8 @@ def parse_submission(
     if target.cluster.runtime not in RUNTIMES_WITH_REGISTRY_LOGIN:
         warnings += _build_dropped_login_warnings(logins)
         logins = {}
+    limits = find_ssh_limits(spec, build_render_options(target.cluster).runtime)
+    warnings += [SpecWarning(path, message) for path, message in limits]
     return SubmissionRequest(
         spec=spec,
         namespace=target,

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from core.messages import Message, msg
 from jobs.jobfile import JobSpec
 from jobs.jobfile.frameworks import assign_roles
+from jobs.script.render_options import Runtime
 
 SshMode = Literal["off", "optional", "required"]
 
@@ -33,6 +35,25 @@ def list_host_name_prefixes(spec: JobSpec) -> list[tuple[str, ...]]:
                 prefixes.append(form)
         result.append(tuple(prefixes))
     return result
+
+
+def find_ssh_limits(spec: JobSpec, runtime: Runtime) -> list[tuple[str, Message]]:
+    """Find what SSH between tasks needs on clusters with this container runtime: (path in the job file, message)."""
+    if not spec.job_ssh:
+        return []
+    if runtime == "pyxis":
+        message = msg(
+            "submission.jobssh-pyxis",
+            "on this cluster (Pyxis), the SSH server runs in the containers: the images need sshd.",
+        )
+    elif runtime == "none":
+        message = msg(
+            "submission.jobssh-no-containers",
+            "this cluster runs jobs without containers: only ssh knows the names of the tasks.",
+        )
+    else:
+        return []
+    return [("jobssh", message)]
 
 
 def decide_ssh_mode(spec: JobSpec) -> SshMode:

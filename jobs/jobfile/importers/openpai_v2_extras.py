@@ -8,7 +8,7 @@ from typing import Any
 
 from core.messages import msg
 from jobs.jobfile.errors import Loc
-from jobs.jobfile.importers.draft import NOT_SUPPORTED, Draft, SiteCatalog
+from jobs.jobfile.importers.draft import Draft, SiteCatalog
 from jobs.jobfile.importers.placeholders import format_scalar
 
 _PLUGINS_KEY = "com.microsoft.pai.runtimeplugin"

@@ -8,7 +8,8 @@ import pytest
 
 from jobs.jobfile import JobSpec
 from jobs.script.framework_variables import find_framework_server
-from jobs.script.host_names import decide_ssh_mode, list_host_name_prefixes
+from jobs.script.host_names import decide_ssh_mode, find_ssh_limits, list_host_name_prefixes
+from jobs.script.render import Runtime
 from tests.unit.jobs.rendering import render_job
 
 
@@ -106,3 +107,18 @@ def test_only_jobs_that_need_them_have_the_files() -> None:
     }
     assert files["ssh"] - files["plain"] == {"sshd.sh", "session.sh"}
     assert files["server"] - files["plain"] == {"framework_server.py"}
+
+
+@pytest.mark.parametrize(
+    ("runtime", "codes"),
+    [
+        ("apptainer", []),
+        ("enroot", []),
+        ("pyxis", ["submission.jobssh-pyxis"]),
+        ("none", ["submission.jobssh-no-containers"]),
+    ],
+)
+def test_runtimes_on_which_ssh_needs_more_are_named(runtime: Runtime, codes: list[str]) -> None:
+    found = find_ssh_limits(job("worker", jobssh=True), runtime)
+    assert [(path, message.code) for path, message in found] == [("jobssh", c) for c in codes]
+    assert find_ssh_limits(job("worker"), runtime) == []
