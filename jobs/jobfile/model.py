@@ -377,7 +377,7 @@ class JobSpec(Section):
             "Whether tasks can reach each other with ssh by their names (ssh worker-0); only tasks of this job can. "
             "horovodrun and mpirun need it for several nodes; their strategies switch it on."
         ),
-        json_schema_extra=form("framework", professional=True, distributed=True),
+        json_schema_extra=form("basics", professional=True, width="full"),
     )
     task_roles: tuple[TaskRole, ...] = Field(
         json_schema_extra={"minItems": 1, "maxItems": MAX_ROLES},
