@@ -47,8 +47,9 @@ CLUSTER_REQUIREMENTS = (
     Requirement("passwd", "useradd"),
 )
 
-# For srun --mpi=pmix. Slurm's plugin, which is in slurm-wlm-basic-plugins, opens libpmix.so (22.05 to 24.11), which only
-# the -dev package has. The cluster works without it, except for MPI jobs that srun starts.
+# For srun --mpi=pmix. Slurm's plugin, which is in slurm-wlm-basic-plugins, opens libpmix.so (22.05), which only the -dev
+# package has, or libpmix.so.2 (24.11), which that package requires; the library's own package has another name in
+# Debian 12 (libpmix2) than in 13 (libpmix2t64). The cluster works without it, except for MPI jobs that srun starts.
 PMIX_PLUGIN = "/usr/lib/*/slurm*/mpi_pmix*.so"
 PMIX_REQUIREMENT = Requirement("libpmix-dev", "/usr/lib/*/pmix2/lib/libpmix.so")
 

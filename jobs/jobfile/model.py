@@ -398,11 +398,7 @@ class JobSpec(Section):
             "Whether tasks get Slurm's own variables (SLURM_JOB_ID and others); if not, they get them as SLUICE_SLURM_*. "
             "MPI jobs started by srun always get them."
         ),
-        json_schema_extra=form(
-            "settings",
-            professional=True,
-            help=_("Programs such as mpirun call srun if they see Slurm's variables."),
-        ),
+        json_schema_extra=form("settings", professional=True),
     )
     mounts: tuple[Mount, ...] = Field(
         default=(),

@@ -93,7 +93,7 @@ class Plan:
 
         Each role has its own step, except those of an MPI program, which have one together.
         """
-        steps = []
+        steps: list[tuple[RolePlan, ...]] = []
         for role in self.roles:
             if role.index not in self.mpi_roles:
                 steps.append((role,))

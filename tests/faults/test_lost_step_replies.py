@@ -56,6 +56,25 @@ def test_step_with_lost_reply_is_relaunched(
     assert sorted(job.log_text("w", n) for n in range(2)) == ["gpu 0\n", "gpu 1\n"]
 
 
+@pytest.mark.parametrize("worker_cpus", [1, 2], ids=["one step", "het step"])
+def test_step_of_several_roles_with_lost_reply_is_relaunched(
+    batch_harness: BatchHarness,
+    lossy_controller: Callable[..., LossyControllerProxy],
+    worker_cpus: int,
+) -> None:
+    proxy = lossy_controller(drop_count=1)
+    command = "echo rank $MPI_RANK $SLURM_PROCID; sleep 2"
+    roles = [
+        {"name": "chief", "command": command, "memoryMB": 200},
+        {"name": "worker", "command": command, "memoryMB": 200, "cpuNumber": worker_cpus},
+    ]
+    job = batch_harness.submit({"framework": "mpi", "taskRoles": roles}, slurm_conf=proxy.conf)
+    assert job.wait_for_end(120) == ("COMPLETED", "0:0"), job.log_text("batch")
+    assert proxy.remaining_drops() == 0
+    assert "starting role chief+worker again" in job.log_text("batch")
+    assert [job.log_text(name) for name in ("chief", "worker")] == ["rank 0 0\n", "rank 1 1\n"]
+
+
 def test_packed_job_fails_after_repeated_lost_replies(
     batch_harness: BatchHarness, lossy_controller: Callable[..., LossyControllerProxy]
 ) -> None:

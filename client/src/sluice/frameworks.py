@@ -101,6 +101,7 @@ class FrameworkJob:
         ssh: bool = False,
         description: str = "",
         labels: Mapping[str, str] | None = None,
+        slurm_variables: bool = False,
         roles: Mapping[str, Mapping[str, Any]] | None = None,
         client: Client | None = None,
     ) -> None:
@@ -110,7 +111,7 @@ class FrameworkJob:
         job file: roles={"ps": {"cpuNumber": 4, "memoryMB": 8192}}. `params` are appended to the command as --key=value.
         `ssh` lets tasks reach each other with ssh by their names, such as worker-0.
         `code` is a local directory or archive that is uploaded; `code_dir`, `data` and `output` are directories on the
-        cluster.
+        cluster. `slurm_variables` gives tasks Slurm's own variables, such as SLURM_JOB_ID.
         """
         self.name = name
         self.strategy = self._resolve_strategy(strategy)
@@ -148,6 +149,7 @@ class FrameworkJob:
             "jobssh": ssh,
             "jobEnvs": dict(env or {}),
             "labels": dict(labels or {}),
+            "slurmVariables": slurm_variables,
         }
         self._spec: dict[str, Any] = {
             key: value for key, value in fields.items() if value not in ("", None, {}, 0)

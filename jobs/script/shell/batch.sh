@@ -1,9 +1,10 @@
 # ---- How the job runs -----------------------------------------------------------------------
-# This script starts one step per role, or one for all roles of an MPI program; srun runs task.sh once per task. Every task reports "ready" with its
-# address and ports. When all tasks have reported, this script writes the addresses and ports to the file
-# peers.RESTART_COUNT and sends "go" to the tasks. Tasks write their reports to their standard output, and
-# srun forwards it to this script, so nothing polls a shared file system. The first completion rule that
-# holds decides the outcome of the job (completed, failed or stopped) and the exit code of this script.
+# This script starts one step per role, or one for all roles of an MPI program; srun runs task.sh once per
+# task. Every task reports "ready" with its address and ports. When all tasks have reported, this script writes
+# the addresses and ports to the file peers.RESTART_COUNT and sends "go" to the tasks. Tasks write their reports
+# to their standard output, and srun forwards it to this script, so nothing polls a shared file system. The
+# first completion rule that holds decides the outcome of the job (completed, failed or stopped) and the exit
+# code of this script.
 
 set -u
 umask 077
@@ -262,7 +263,7 @@ start_step() {
     elif ! controller_was_unreachable "$1"; then
       break
     fi
-    log_message "Slurm's controller does not reply: starting $(names_of "$1") again in 3 s"
+    log_message "Slurm's controller does not reply: starting role $(names_of "$1") again in 3 s"
     sleep 3
   done
   printf 'step %s %s %s\n' "$1" "$code" "$reason" >"$pipes/events"

@@ -46,6 +46,12 @@ def test_roles_of_each_strategy_match_the_server(framework: str, strategy: str) 
     assert assignment.strategy == find_strategy(framework, strategy)
 
 
+def test_slurm_variables_are_requested_in_the_job_file() -> None:
+    for wanted in (False, True):
+        job = sluice.MPIJob("a", command="x", slurm_variables=wanted)
+        assert JobSpec.model_validate(job.spec()).slurm_variables is wanted
+
+
 @pytest.mark.parametrize("kind", JOB_CLASSES.values())
 def test_chief_role_matches_the_server(kind: type[FrameworkJob]) -> None:
     required, optional = STRATEGY_ROLES[kind.framework, kind.strategies()[0]]
