@@ -26,6 +26,7 @@ from jobs.jobfile.frameworks import normalize_framework
 from jobs.jobfile.importers import SiteCatalog, load_document, load_text
 from jobs.models import CodeUpload, Job
 from jobs.plan import Note, Plan, PlanError, find_start_obstacles
+from jobs.script.host_names import find_ssh_limits
 from jobs.script.paths import AttemptPaths
 from jobs.script.render import RenderError, render_files
 from jobs.script.runtime_limits import find_runtime_limits
@@ -113,7 +114,8 @@ def parse_submission(
     if target.cluster.runtime == "none":
         warnings += _build_dropped_login_warnings(logins)
         logins = {}
-    limits = find_runtime_limits(spec, build_render_options(target.cluster).runtime)
+    runtime = build_render_options(target.cluster).runtime
+    limits = [*find_runtime_limits(spec, runtime), *find_ssh_limits(spec, runtime)]
     warnings += [SpecWarning(path, message) for path, message in limits]
     return SubmissionRequest(
         spec=spec,

@@ -76,6 +76,15 @@ _PADDLE_VARIABLES = (
     "PADDLE_TRAINER_ENDPOINTS",
     "PADDLE_CURRENT_ENDPOINT",
 )
+_MINDSPORE_VARIABLES = (
+    "MS_SCHED_HOST",
+    "MS_SCHED_PORT",
+    "MS_ROLE",
+    "MS_WORKER_NUM",
+    "MS_NODE_ID",
+    "RANK_ID",
+    "RANK_SIZE",
+)
 _HOROVOD_VARIABLES = (
     "HOROVOD_RANK",
     "HOROVOD_SIZE",
@@ -148,6 +157,14 @@ STRATEGIES: tuple[Strategy, ...] = (
     Strategy(
         "paddle", "collective", "PaddlePaddle, collective", ("worker",), (), _PADDLE_VARIABLES
     ),
+    Strategy(
+        "mindspore",
+        "collective",
+        "MindSpore, collective",
+        ("worker",),
+        ("scheduler",),
+        _MINDSPORE_VARIABLES,
+    ),
     Strategy("mpi", "srun", "MPI, started by srun", ("worker",), ("chief",), _MPI_VARIABLES),
     Strategy(
         "mpi",
@@ -164,6 +181,7 @@ _FRAMEWORK_ALIASES: Mapping[str, str] = {
     "paddlepaddle": "paddle",
     "openmpi": "mpi",
     "xgb": "xgboost",
+    "ms": "mindspore",
 }
 _STRATEGY_ALIASES: Mapping[str, str] = {
     "parameterserver": "ps",
@@ -224,7 +242,7 @@ def find_strategy(framework: str, strategy: str = "") -> Strategy:
         return known[0]
     if name == "tensorflow" and requested == "allreduce":
         requested = "multiworker"
-    elif name in ("horovod", "xgboost", "paddle") and requested == "allreduce":
+    elif name in ("horovod", "xgboost", "paddle", "mindspore") and requested == "allreduce":
         return known[0]
     found = next((row for row in known if row.name == requested), None)
     if found is None:

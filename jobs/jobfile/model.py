@@ -400,6 +400,15 @@ class JobSpec(Section):
         description=_("Training framework and strategy; their variables are set in each task."),
         json_schema_extra=form("framework", widget="preset"),
     )
+    job_ssh: Annotated[Flag, Field(alias="jobssh")] = Field(
+        default=False,
+        title=_("SSH between tasks"),
+        description=_(
+            "Whether tasks can reach each other with ssh by their names (ssh worker-0); only tasks of this job can. "
+            "horovodrun and mpirun need it for several nodes; their strategies switch it on."
+        ),
+        json_schema_extra=form("basics", professional=True, width="full"),
+    )
     task_roles: tuple[TaskRole, ...] = Field(
         json_schema_extra={"minItems": 1, "maxItems": MAX_ROLES},
         description=_("The roles, at least one."),

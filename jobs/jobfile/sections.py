@@ -158,7 +158,9 @@ class Framework(Section):
     """The training framework; Sluice sets its variables in every task."""
 
     name: Line = Field(
-        description=_("Framework: tensorflow, pytorch, horovod, mxnet, xgboost, paddle or mpi."),
+        description=_(
+            "Framework: tensorflow, pytorch, horovod, mxnet, xgboost, paddle, mindspore or mpi."
+        ),
     )
     strategy: Line = Field(
         default="",

@@ -132,6 +132,10 @@ REASON_MESSAGES: tuple[Message, ...] = (
         "end.port-taken",
         "The port of task %(task)s was already in use on its node. Set beginAt to 0 for any free port.",
     ),
+    msg(
+        "end.ssh-failed",
+        "SSH between the tasks (jobssh) could not be set up: task %(task)s. See the task's log.",
+    ),
     msg("end.exit", "The job ended with exit code %(exit_code)s. %(hint)s"),
     msg("end.signal", "The job was terminated by %(signal)s. %(hint)s"),
 )

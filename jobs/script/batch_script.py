@@ -14,7 +14,8 @@ from jobs.jobfile import TaskRole
 from jobs.jobfile.fields import format_duration
 from jobs.plan import Group, Plan, RolePlan, describe_plan
 from jobs.script.context import RenderContext
-from jobs.script.directories import MAX_CODE_MIB
+from jobs.script.directories import MAX_CODE_MIB, Bind
+from jobs.script.host_names import decide_ssh_mode, list_host_name_prefixes
 from jobs.script.quoting import quote, quote_path, render_array, render_case_function
 from jobs.script.render_options import RenderError
 from jobs.script.task_state import ScriptExit, render_exit_codes
@@ -164,6 +165,7 @@ _BATCH_EXIT_CODES = (
     ScriptExit.CODE_FAILED,
     ScriptExit.TASK_LOST,
     ScriptExit.LAUNCH_FAILED,
+    ScriptExit.SSH_FAILED,
     ScriptExit.STOPPED,
 )
 
@@ -179,8 +181,14 @@ def render_batch_data(context: RenderContext) -> str:
         "# ---- Data of the job: arrays by role, in the order of the job file " + "-" * 26,
         f"attempt_dir={quote(context.paths.dir)}",
         f"grace_s={context.grace_s} # between SIGTERM and SIGKILL",
+        f"runtime={context.options.runtime} ssh_mode={decide_ssh_mode(context.spec)} # SSH between tasks",
         f"time_limit_s={context.slurm_time_limit_s or 0} limit_signal={int(_limit_is_announced(plan))} # 1: Slurm announces the limit",
         render_array("role_names", (quote(role.name) for role in plan.roles)),
+        render_array(
+            "role_hosts",
+            (quote(" ".join(names)) for names in list_host_name_prefixes(context.spec)),
+            "host names of tasks, without the index",
+        ),
         render_array("role_tasks", (str(role.tasks) for role in plan.roles)),
         render_array("role_groups", (str(role.group) for role in plan.roles), "het job component"),
         render_array(
@@ -275,7 +283,7 @@ def _render_step(context: RenderContext, roles: Sequence[RolePlan]) -> list[str]
         return lines
     mounts = (
         f"{quote_path(b.source)}:{quote_path(b.target)}{':ro' if b.read_only else ''}"
-        for b in context.dirs.binds
+        for b in _list_pyxis_binds(context)
     )
     role = roles[0]  # several roles are one MPI program, which has no /dev/shm of its own
     # One container per node: the tasks of the role on a node share its /dev/shm and devices.
@@ -305,3 +313,14 @@ def _find_step_image(context: RenderContext, roles: Sequence[RolePlan]) -> str:
             )
         )
     return files.pop()
+
+
+def _list_pyxis_binds(context: RenderContext) -> tuple[Bind, ...]:
+    """List the mounts of a container that srun starts: before the addresses of the tasks are known.
+
+    batch.sh adds them to the file that is mounted as /etc/hosts.
+    """
+    binds = context.dirs.binds
+    if any(bind.target == "/etc/hosts" for bind in binds):
+        return binds
+    return (*binds, Bind(context.paths.path_to("hosts"), "/etc/hosts", read_only=True))

@@ -31,6 +31,11 @@ class ScriptExit(IntEnum):
     TASK_LOST = 205  # reason lost: the step ended, but the task had not reported its end
     LAUNCH_FAILED = 206  # reason launch_failed: Slurm created no step, no task ran; always retried
     WORK_DIR_MISSING = 207  # the task's working directory does not exist in the container
+    # reason ssh_failed: SSH between the tasks could not be set up on the node; not retried
+    SSH_FAILED = 208
+    SERVER_FAILED = (
+        209  # the framework's server could not be started in the container of the first task
+    )
     CODE_TOO_LARGE = 210  # reason code_too_large: codeDir is larger than the limit; not retried
     CODE_FAILED = 211  # reason code_failed: codeDir could not be copied
     STOPPED = 143  # reason stopped: the task or job was stopped
@@ -86,7 +91,7 @@ class ScriptResult:
     @property
     def is_permanent(self) -> bool:
         """True if a retry would fail the same way."""
-        return self.reason in ("image_missing", "mount_missing", "code_too_large")
+        return self.reason in ("image_missing", "mount_missing", "code_too_large", "ssh_failed")
 
 
 @dataclass(frozen=True, slots=True)

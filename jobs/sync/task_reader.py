@@ -157,6 +157,7 @@ def interpret_script_result(result: ScriptResult | None) -> tuple[Reason | None,
     reason_codes = {
         "mount_missing": "end.mount-missing",
         "port_taken": "end.port-taken",
+        "ssh_failed": "end.ssh-failed",
         "out_of_memory": "end.task-memory",
         "lost": "end.task-lost",
     }

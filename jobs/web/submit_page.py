@@ -70,6 +70,7 @@ STRATEGY_TITLES = {
     "mxnet/ps": gettext_lazy("MXNet, parameter servers"),
     "xgboost/rabit": gettext_lazy("XGBoost, all-reduce"),
     "paddle/collective": gettext_lazy("PaddlePaddle, collective"),
+    "mindspore/collective": gettext_lazy("MindSpore, collective"),
     "mpi/srun": gettext_lazy("MPI, started by srun"),
     "mpi/hostfile": gettext_lazy("MPI, started by mpirun in the first task"),
 }

@@ -33,6 +33,9 @@ USER = "sluice-alice"
 RULES = NamespaceRules("lab", ("cpu", "gpu", "v100"), account="lab")
 
 
+_OWN_ADDRESS = ("\n  find_address\n", "\n  find_address; ip=127.0.1.${node#n}\n")
+
+
 def _describe_node(node: layout.Node) -> Node:
     counts = (GpuCount(node.gpu_type, node.gpus, 0),) if node.gpus else ()
     return Node(node.name, "idle", True, node.cpus, 0, node.mem_mib, 0, gpus=counts)
@@ -130,10 +133,17 @@ class BatchHarness:
         files: dict[str, str] | None = None,
         slurm_conf: Path | None = None,
         attempt_of: SubmittedAttempt | None = None,
+        own_addresses: bool = False,
+        edit: dict[str, tuple[str, str]] | None = None,
         secrets: dict[str, str] | None = None,
         **options: Any,
     ) -> SubmittedAttempt:
-        """Submit a job, or a further attempt of the job of `attempt_of`."""
+        """Submit a job, or a further attempt of the job of `attempt_of`.
+
+        `own_addresses` gives every node a loopback address of its own, as nodes of a real cluster have: launchers
+        such as mpirun start processes with ssh only on addresses that are not the machine's. `edit` replaces a text in
+        rendered files, by name.
+        """
         paths = AttemptPaths(self.root, str(uuid.uuid4()), 1)
         if attempt_of is not None:
             paths = replace(attempt_of.paths, attempt=attempt_of.paths.attempt + 1)
@@ -153,6 +163,11 @@ class BatchHarness:
         rendered = render_files(
             created, spec, paths, user=USER, options=RenderOptions(**chosen), secrets=secrets
         )
+        if own_addresses:
+            edit = {**(edit or {}), "task.sh": _OWN_ADDRESS}
+        for name, (old, new) in (edit or {}).items():
+            assert rendered[name].count(old) == 1
+            rendered[name] = rendered[name].replace(old, new)
         self.write(paths.dir, {**rendered, **{f"code/{k}": v for k, v in (files or {}).items()}})
         if slurm_conf:
             script = Path(paths.batch_script)

@@ -35,6 +35,7 @@ STRATEGY_ROLES: Mapping[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]
     ("mxnet", "ps"): (("scheduler", "ps", "worker"), ()),
     ("xgboost", "rabit"): (("worker",), ("scheduler", "ps")),
     ("paddle", "collective"): (("worker",), ()),
+    ("mindspore", "collective"): (("worker",), ("scheduler",)),
     ("mpi", "srun"): (("worker",), ("chief",)),
     ("mpi", "hostfile"): (("worker",), ("chief",)),
 }
@@ -99,6 +100,7 @@ class FrameworkJob:
         time_limit: str | int | None = None,
         estimated_duration: str | int | None = None,
         retries: int = 0,
+        ssh: bool = False,
         description: str = "",
         labels: Mapping[str, str] | None = None,
         slurm_variables: bool = False,
@@ -110,6 +112,7 @@ class FrameworkJob:
         `version` selects the cluster's image of this version of the framework, in place of `image`;
         `Client.frameworks()` lists the versions. `cpus`, `memory` and `gpus` apply to each task. `roles` overrides fields of single roles, by their names in the
         job file: roles={"ps": {"cpuNumber": 4, "memoryMB": 8192}}. `params` are appended to the command as --key=value.
+        `ssh` lets tasks reach each other with ssh by their names, such as worker-0.
         `code` is a local directory or archive that is uploaded; `code_dir`, `data` and `output` are directories on the
         cluster. `slurm_variables` gives tasks Slurm's own variables, such as SLURM_JOB_ID.
         """
@@ -147,6 +150,7 @@ class FrameworkJob:
             "retryCount": retries,
             "timeLimit": time_limit,
             "estimatedDuration": estimated_duration,
+            "jobssh": ssh,
             "jobEnvs": dict(env or {}),
             "labels": dict(labels or {}),
             "slurmVariables": slurm_variables,
@@ -354,6 +358,12 @@ class PaddleJob(FrameworkJob):
     """Strategy "collective". Tasks get PADDLE_TRAINER_ID, PADDLE_TRAINER_ENDPOINTS and the like."""
 
     framework = "paddle"
+
+
+class MindSporeJob(FrameworkJob):
+    """Strategy "collective". Tasks get MS_ROLE, MS_SCHED_HOST, RANK_ID and the like."""
+
+    framework = "mindspore"
 
 
 class MPIJob(FrameworkJob):

@@ -51,6 +51,7 @@ prepare() {
   cd "$attempt_dir" || exit "$exit_start_failed"
   mkdir -p logs tasks work
   rm -f tasks/*.state peers.* result release pulling
+  begin_hosts
   pipes=$(mktemp -d "${TMPDIR:-/tmp}/sluice.XXXXXXXX") || exit "$exit_start_failed"
   mkfifo "$pipes/events"
   exec {events}<>"$pipes/events"
@@ -516,6 +517,39 @@ end_steps() {
   done
 }
 
+# begin_hosts: begins the file "hosts", to which on_ready adds the tasks. Pyxis mounts it as /etc/hosts when srun starts a
+# container; other runtimes start containers later, and task.sh adds the node's own /etc/hosts.
+begin_hosts() {
+  : >hosts
+  [[ $runtime == pyxis ]] || return 0
+  printf '127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n' >hosts
+  grep -vE '^[[:space:]]*(127\.|::1[[:space:]]|#|$)' /etc/hosts >>hosts
+}
+
+# print_hosts: prints lines of /etc/hosts: the names of all tasks, and for Pyxis of their nodes.
+print_hosts() {
+  local r i name names
+  for r in "${!role_names[@]}"; do
+    for ((i = 0; i < role_tasks[r]; i++)); do
+      names=''
+      for name in ${role_hosts[r]}; do names+=" $name-$i"; done
+      [[ $runtime != pyxis ]] || names+=" ${host[$r.$i]}"
+      printf '%s%s\n' "${address[$r.$i]}" "$names"
+    done
+  done
+}
+
+# make_ssh_keys: makes the keys by which the tasks reach each other, for this run of the job only. The directory can be
+# read by the owner only.
+make_ssh_keys() {
+  [[ $ssh_mode != off ]] || return 0
+  rm -rf ssh && mkdir ssh && ssh-keygen -q -t ed25519 -N '' -C sluice -f ssh/host_key &&
+    ssh-keygen -q -t ed25519 -N '' -C sluice -f ssh/user_key && printf 'sluice-task %s\n' "$(<ssh/host_key.pub)" >ssh/known_hosts && return
+  rm -rf ssh
+  [[ $ssh_mode == optional ]] ||
+    fail_start "$exit_ssh_failed" ssh_failed "jobssh: ssh-keygen could not make the job's keys on ${SLURMD_NODENAME:-the first node}"
+}
+
 # print_peers: prints one line per task: role, index, host, address, ports.
 print_peers() {
   local r i
@@ -531,6 +565,8 @@ on_ready() {
   host[$1.$2]=$4 address[$1.$2]=$5 ports[$1.$2]=$6
   ((ready_tasks += 1))
   ((ready_tasks == task_count)) || return 0
+  # Appended, not replaced: a container of Pyxis has mounted this file.
+  print_hosts >>hosts
   if ! print_peers | write_atomically "peers.$restart_count"; then
     fail_start "$exit_start_failed" start_failed "the addresses of the tasks could not be written to $attempt_dir"
     return
@@ -681,6 +717,7 @@ finish() {
   ((live_steps == 0 || signalled_by_slurm)) || end_steps
   wait_for_steps $((grace_s + 10))
   mark_out_of_memory
+  rm -rf ssh # the keys of this run
   # Slurm's accounting should show CANCELLED after a requested stop and TIMEOUT at the time limit. Only Slurm
   # sets these states, so this script cancels the job, or waits for the time limit. After SIGTERM from Slurm
   # it does neither: Slurm has already decided how the job ends, and scancel would undo a requeue.
@@ -699,6 +736,7 @@ prepare
 check_directories
 [[ -n $outcome ]] || copy_code
 [[ -n $outcome ]] || log_job
+[[ -n $outcome ]] || make_ssh_keys
 [[ -n $outcome ]] || check_images
 [[ -n $outcome ]] || start_steps
 supervise

@@ -6,6 +6,8 @@
 #    tasks to the file peers.RESTART_COUNT.
 # 3. Starts enter.sh in the role's container with the task's variables. The task's output goes to its log.
 # 4. Reports "ended" with the exit code.
+# Usage in a session of the task's SSH server (sshd.sh): task.sh ATTEMPT_DIR ROLE,… RESTART_COUNT TASK_DATA
+# Runs a command in a further container, equal to the task's.
 # roles.sh has the data of the job: settings, arrays, and the functions role_settings, role_variables and
 # role_commands. role_variables calls the functions `variable`, `template` and `family` of this file.
 # shellcheck disable=SC2154,SC2329  # roles.sh sets variables and calls functions
@@ -13,9 +15,14 @@
 set -u
 umask 077
 attempt_dir=${1:?} step_roles=${2:?} restart_count=${3:?} # numbers of the step's roles; Slurm's count of requeues
+session_data=${4-}
+# shellcheck source=/dev/null
+[[ -z $session_data ]] || . "$session_data" || exit # the task's exported variables, argv and task_dir
 index=${SLURM_PROCID:?}
 # shellcheck source=/dev/null
 . "$attempt_dir/roles.sh" || exit
+# shellcheck source=/dev/null
+[[ $ssh_mode == off ]] || . "$attempt_dir/sshd.sh" || exit
 # The ranks of the step are the tasks of its first role, then those of the next: index is the index in the role.
 for role in ${step_roles//,/ }; do
   role_settings "$role"
@@ -28,6 +35,7 @@ state_file=$attempt_dir/tasks/$name.state
 node=${SLURMD_NODENAME:-$(hostname)}
 task_ports=() ip='' state=starting started='' ended='' exit_code='' signal='' reason=''
 task_pid='' kill_timer='' mount_pid='' mount_dir='' container='' root_lock='' stopping=0 interrupted=0
+task_dir=${task_dir-} # private directory on the node, mounted in the container at the same path
 
 # ---- Reports ----------------------------------------------------------------------------------
 
@@ -55,7 +63,9 @@ finish_task() {
   ((exit_code > 128 && exit_code < 193)) && signal=$((exit_code - 128))
   [[ -z $kill_timer ]] || kill -KILL "$kill_timer" 2>/dev/null
   [[ -z ${canary-} ]] || kill -KILL "$canary" "$reader" 2>/dev/null
+  [[ $ssh_mode == off ]] || stop_sshd
   unmount_image
+  [[ -z $task_dir ]] || rm -rf "$task_dir"
   write_state
   printf 'ended %s %s %s %s\n' "$role" "$index" "$exit_code" "$reason${3:+ $3}"
   exit "$exit_code"
@@ -230,7 +240,7 @@ expand_slots() {
 # OpenMPI's mpirun call srun, which is not in the container: tasks get them as SLUICE_SLURM_*, unless the job asks for them
 # (slurmVariables) or srun starts its MPI processes. Without a container, the task would inherit them: they are unset.
 build_environment() {
-  local exported pre_command command post_command keep=$((slurm_variables || srun_mpi))
+  local exported pre_command command post_command framework_server starts_server keep=$((slurm_variables || srun_mpi))
   for exported in $(compgen -e); do
     case $exported in
       USER | LOGNAME | TZ | SLURM_CONF | CUDA_VISIBLE_DEVICES | ROCR_VISIBLE_DEVICES | ZE_AFFINITY_MASK | GPU_DEVICE_ORDINAL | \
@@ -248,6 +258,9 @@ build_environment() {
   variable SLUICE_ATTEMPT "${attempt_dir##*/}"
   variable SLUICE_RESTART_COUNT "$restart_count"
   role_commands "$role"
+  ((starts_server && index == 0)) || framework_server=${framework_server:+wait-$framework_server}
+  assign _sluice_server "$framework_server"
+  [[ $ssh_mode == off ]] || add_ssh_variables
   assign _sluice_pre "$pre_command"
   assign _sluice_command "$command"
   assign _sluice_post "$post_command"
@@ -468,6 +481,25 @@ use_own_shm() {
   argv=("${shm_argv[@]}" "${argv[@]}")
 }
 
+# make_task_dir: makes task_dir. TMPDIR may be longer than a unix socket's path allows (107 bytes).
+make_task_dir() {
+  task_dir=$(mktemp -d "/tmp/sluice-task-$UID-XXXXXXXX" 2>/dev/null || mktemp -d "${TMPDIR:-/tmp}/sluice-task-$UID-XXXXXXXX") || {
+    printf 'sluice: no directory can be made in /tmp on %s\n' "$node" >>"$log"
+    finish_task "$exit_start_failed" start_failed
+  }
+}
+
+# mount_hosts: gives the container an /etc/hosts with the names of all tasks and the node's own entries, unless the job
+# mounts one. Pyxis has mounted the batch script's file already; without a container there is nothing to mount.
+mount_hosts() {
+  local i
+  [[ $runtime == pyxis || $runtime == none ]] && return
+  mounts+=("$task_dir" "$task_dir" rw)
+  for ((i = 1; i < ${#mounts[@]}; i += 3)); do [[ ${mounts[i]} != /etc/hosts ]] || return 0; done
+  cat "$attempt_dir/hosts" /etc/hosts >"$task_dir/hosts" 2>/dev/null
+  mounts+=("$task_dir/hosts" /etc/hosts ro)
+}
+
 # container_argv: sets argv, the command that runs enter.sh in the role's container.
 container_argv() {
   local i mount mode image_root=$image_file
@@ -506,7 +538,10 @@ container_argv() {
 # stop_task HAS_SIGTERM: sends SIGTERM to the task, unless it has got it, and starts a timer that sends SIGKILL after the grace period.
 stop_task() {
   [[ -n $task_pid ]] || return
-  (($1)) || kill -TERM -- "-$task_pid" 2>/dev/null
+  if ((!$1)); then
+    kill -TERM -- "-$task_pid" 2>/dev/null
+    [[ $ssh_mode == off ]] || signal_sessions TERM
+  fi
   (
     trap '' TERM USR1
     sleep "$grace_s"
@@ -563,10 +598,13 @@ choose_gpu_devices() {
 run_task() {
   local argv=() input
   ((role_gpus)) || export CUDA_VISIBLE_DEVICES=
+  [[ $ssh_mode == off ]] || write_ssh_config
+  mount_hosts
   container_argv
   ((stopping)) && finish_task "$exit_stopped" stopped
   choose_gpu_devices
   build_environment
+  [[ $ssh_mode == off ]] || accept_sessions
   exec {input}< <(printf '%s\n' "${environment[@]}") # a pipe, so that values of secrets are not written to disk
   set -m # the task gets a process group, so that signals reach all its processes
   "${argv[@]}" /bin/sh "$attempt_dir/enter.sh" "$work_dir" <&"$input" {input}<&- >>"$log" 2>&1 &
@@ -598,11 +636,14 @@ hold_for_debugging() {
 }
 
 main() {
+  [[ -z $session_data ]] || run_session
   trap on_term TERM
   trap on_stop USR1
   log_offset=$(stat -c %s -- "$log" 2>/dev/null || printf 0)
   find_address
   pick_ports
+  make_task_dir
+  [[ $ssh_mode == off ]] || start_sshd
   write_state
   printf 'ready %s %s %s %s %s %s\n' "$role" "$index" "${SLURM_STEP_ID-}" "$node" "$ip" "$(format_ports)"
   wait_for_go

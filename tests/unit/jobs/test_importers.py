@@ -166,10 +166,12 @@ class TestOpenPaiV2:
         assert spec.alerts is not None
         assert [a.event_checker for a in spec.alerts.event] == ["COMPLETED", "FAILED"]
         assert spec.extras == {"submitFrom": "page"}
+        assert spec.job_ssh
 
     def test_every_dropped_or_changed_field_gives_a_warning(self):
         plugins = 'extras["com.microsoft.pai.runtimeplugin"]'
         assert set(warnings_by_path(self.result)) == {
+            plugins,  # jobssh applies to all roles
             "prerequisites[0].auth",
             "secrets.token",
             "taskRoles.master.extraContainerOptions.infiniband",
