@@ -199,6 +199,8 @@ def _validate_mount_path(value: Any) -> str:
 
 
 def _validate_mount_source(value: Any) -> str:
+    if value == "":
+        return ""  # the directory of the storage that the mount names
     text = _validate_mount_path(value)
     if not text.startswith(("/", "~/", "$")):
         raise validation_error(

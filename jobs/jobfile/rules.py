@@ -203,6 +203,9 @@ def _check_ports(role: Any, loc: Loc) -> Iterator[RuleViolation]:
 def _check_mounts(job: Any) -> Iterator[RuleViolation]:
     targets: set[str] = set()
     for index, mount in enumerate(_get_list(job, "mounts")):
+        if not _get_field(mount, "source") and not _get_field(mount, "name"):
+            message = _("is required, unless name is a storage of the cluster.")
+            yield RuleViolation(("mounts", index, "source"), "missing", message)
         target = _get_field(mount, "target")
         if not isinstance(target, str):
             continue

@@ -134,11 +134,16 @@ class Mount(Section):
 
     name: Line = Field(
         default="",
-        description=_("Display name; the storage's name if the site defines storages."),
+        description=_(
+            "Name of a storage of the cluster, whose directory is mounted if source is absent."
+        ),
     )
     source: MountSource = Field(
+        default="",
         title=_("Directory on the cluster"),
-        description=_("Directory on the cluster: an absolute path or a path that starts with ~/."),
+        description=_(
+            "Directory on the cluster: an absolute path or a path that starts with ~/. Absent: that of the storage in name."
+        ),
         json_schema_extra=form("row", placeholder="/shared/data"),
     )
     target: MountTarget = Field(

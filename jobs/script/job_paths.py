@@ -9,10 +9,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 
 from core.messages import Message, msg
 from jobs.jobfile import JobSpec, Problem
 from jobs.jobfile.fields import RESERVED_PREFIXES
+from jobs.jobfile.sections import Mount
 from jobs.script.render_options import RenderError, RenderOptions
 from jobs.script.variables import build_job_variables
 
@@ -72,6 +74,28 @@ class _Resolver:
             )
             return path
         return resolved
+
+    def resolve_mount(self, index: int, mount: Mount) -> str:
+        """Return the directory of a mount: its source, or else that of the storage that it names."""
+        if mount.source:
+            return self.resolve(f"mounts[{index}].source", mount.source, mounted=True)
+        if mount.name in self.storages:
+            return self.resolve(f"mounts[{index}].name", self.storages[mount.name], mounted=True)
+        names = [name for name in self.storages if not _URI.fullmatch(name)]
+        self.problems.append(
+            Problem(
+                f"mounts[{index}].name",
+                msg(
+                    "paths.storage-unknown",
+                    'the cluster has no storage "%(name)s"; set source to a directory.',
+                    name=mount.name,
+                ),
+                code="storage_unknown",
+                value=mount.name,
+                suggestion=next(iter(get_close_matches(mount.name, names, n=1)), ""),
+            )
+        )
+        return ""
 
     def _substitute(self, path: str) -> str:
         return _VARIABLE.sub(self._look_up, _LEADING_HOME.sub("~", path))
@@ -174,13 +198,7 @@ def _resolve(
         for name, place in _FIELDS.items()
     }
     updates["mounts"] = tuple(
-        mount.model_copy(
-            update={
-                "source": _anchor(
-                    resolver.resolve(f"mounts[{index}].source", mount.source, mounted=True)
-                )
-            }
-        )
+        mount.model_copy(update={"source": _anchor(resolver.resolve_mount(index, mount))})
         for index, mount in enumerate(spec.mounts)
     )
     return spec.model_copy(update=updates), resolver.problems

@@ -345,6 +345,7 @@ AUTH_FILES = {
 
 @pytest.mark.parametrize("runtime", ["enroot", "pyxis"])
 @pytest.mark.parametrize("case", AUTH_FILES)
+@pytest.mark.proves("authFile")
 def test_auth_file_becomes_enroot_credentials(
     node: FakeSlurmNode, tmp_path: Path, case: str, runtime: str
 ) -> None:
@@ -443,6 +444,7 @@ def test_apptainer_task_runs_where_user_namespaces_are_not_allowed(
 @pytest.mark.parametrize(
     ("gpus", "expected"), [(0, "void unset"), (1, "all compute,utility,video")]
 )
+@pytest.mark.proves("taskRoles[].shmMB")
 def test_pyxis_gets_shared_memory_and_gpus_by_the_environment(
     node: FakeSlurmNode, tmp_path: Path, gpus: int, expected: str
 ) -> None:

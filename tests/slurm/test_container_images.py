@@ -126,6 +126,7 @@ def test_the_registry_error_reaches_the_result(
 
 
 @pytest.mark.parametrize("registry", ["{address}", "http://{address}/v2/", "other.example"])
+@pytest.mark.proves("authFile")
 def test_auth_file_is_used_for_its_registry_only(
     batch_harness: BatchHarness, fetching: ImageFetching, registry: str
 ) -> None:
@@ -156,6 +157,7 @@ MEASURE_SHM = (
 
 
 @pytest.mark.parametrize("image", ["busybox", "python"])
+@pytest.mark.proves("taskRoles[].shmMB")
 def test_shm_size_takes_effect_and_is_private(batch_harness: BatchHarness, image: str) -> None:
     """Two tasks on one node: each has a /dev/shm of the requested size and sees only its own files."""
     job = batch_harness.submit(

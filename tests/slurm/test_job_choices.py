@@ -57,6 +57,7 @@ def wait_until_running(client: sluice.Client, job: sluice.Job) -> sluice.Job:
     return next(seen for seen in client.watch(job, timeout=60) if seen.state == "RUNNING")
 
 
+@pytest.mark.proves("framework.version")
 def test_version_selects_the_image_of_the_cluster(client: sluice.Client) -> None:
     assert wait_for_versions(client) == ["2.15"]
     options: dict[str, Any] = {

@@ -57,6 +57,7 @@ def run(harness: BatchHarness, job: dict[str, Any], **more: Any) -> SubmittedAtt
     return submitted
 
 
+@pytest.mark.proves("outputDir")
 def test_results_are_kept_per_job_and_shared_by_its_attempts(batch_harness: BatchHarness) -> None:
     command = 'test "$RESULT_DIR" = "$PAI_OUTPUT_DIR" && echo "$SLUICE_ATTEMPT" >>"$PAI_OUTPUT_DIR/result" && cat "$RESULT_DIR/result"'
     job = {"jobName": "same-name", "taskRoles": [role(command)]}
@@ -69,6 +70,7 @@ def test_results_are_kept_per_job_and_shared_by_its_attempts(batch_harness: Batc
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["octopus", "modelDir"])
+@pytest.mark.proves("modelDir")
 def test_model_directory_exists_and_is_kept(
     batch_harness: BatchHarness, directory: Path, named: bool
 ) -> None:
@@ -80,6 +82,7 @@ def test_model_directory_exists_and_is_kept(
     assert (kept / "save.pth").read_text() == "weights\n"
 
 
+@pytest.mark.proves("codeDir")
 def test_code_directory_is_copied_and_its_source_is_not_changed(
     batch_harness: BatchHarness, directory: Path
 ) -> None:

@@ -96,6 +96,7 @@ def test_expected_end_of_a_running_job(
     assert read(scenario, job)["expected_end"] is None
 
 
+@pytest.mark.proves("estimatedDuration")
 def test_job_page_shows_estimate_end_cost_and_gpu_hours(scenario: Scenario) -> None:
     job = make_job(scenario, estimatedDuration="90m")
     run_for(job, minutes=30)
@@ -125,6 +126,7 @@ def test_estimate_longer_than_the_time_limit_is_a_warning(scenario: Scenario) ->
     assert [warning["path"] for warning in response.json()["warnings"]] == ["estimatedDuration"]
 
 
+@pytest.mark.proves("taskRoles[].title")
 def test_role_title_is_shown_with_its_tasks(scenario: Scenario) -> None:
     role = {"name": "训练", "command": "true"}
     response = client_for(scenario.alice).post(

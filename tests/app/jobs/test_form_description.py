@@ -79,7 +79,7 @@ def test_new_rows_have_required_fields_and_defaults() -> None:
     assert rows == {
         "parameters": {"key": ""},
         "portList": {"label": "", "beginAt": 0, "portNumber": 1},
-        "mounts": {"source": "", "target": ""},
+        "mounts": {"target": ""},
         "alerts.event": {"event_checker": "FAILED", "alert_level": "warning"},
         "alerts.overtime": {"overtime_checker": 24, "alert_level": "warning"},
     }

@@ -60,6 +60,7 @@ class TestBaseFormat:
             ({"metrics": {"type": "tensorboard"}}, "metrics"),
         ],
     )
+    @pytest.mark.proves("alerts.*", "services.*", "metrics.*")
     def test_inactive_section_gives_a_warning(self, section, path):
         document = {
             "jobName": "j",

@@ -177,3 +177,16 @@ def test_directories_that_the_job_file_names_are_used() -> None:
     assert "/results/mnist" in dirs.created
     assert dirs.required == ("/data/x",)
     assert Bind("/data/x", "/dataset", read_only=True) in dirs.binds
+
+
+def test_mount_without_source_uses_the_storage_of_its_name() -> None:
+    def resolve_storage(name: str) -> tuple[str, list[str]]:
+        spec = make_spec(mounts=[{"name": name, "target": "/t"}])
+        options = RenderOptions(storages={"team": "~/team"})
+        problems = find_path_problems(spec, options=options)
+        if problems:
+            return "", [f"{p.path} {p.code} {p.suggestion}" for p in problems]
+        return resolve_paths(spec, JobIdentity(), options=options).mounts[0].source, []
+
+    assert resolve_storage("team") == ("~/team", [])
+    assert resolve_storage("tean") == ("", ["mounts[0].name storage_unknown team"])
