@@ -74,7 +74,7 @@ class EventsConsumer(AuthenticatedConsumer):
                 batch.append(subscription.queue.get_nowait())
             # None in the queue means that the hub has dropped the subscription.
             if subscription.too_slow or None in batch:
-                await self.close(code=CLOSE_TOO_SLOW, reason="too slow; come back with since=")
+                await self.close(code=CLOSE_TOO_SLOW, reason="too slow; reconnect with since=N")
                 return
             await self._send_events([event for event in batch if event is not None])
 

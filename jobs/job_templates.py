@@ -107,7 +107,7 @@ def _validate_template(
     """Check that the template gives a valid job file if each parameter has its default or a sample value."""
     if len(parameters) > MAX_PARAMETERS:
         raise InvalidValue(
-            _("At most %(limit)s parameters.", limit=MAX_PARAMETERS),
+            _("A template may have at most %(limit)s parameters.", limit=MAX_PARAMETERS),
             most=MAX_PARAMETERS,
         )
     check_parameters(parameters, document)

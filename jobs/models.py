@@ -115,7 +115,7 @@ class Job(models.Model):
     )
     reason_code = models.CharField(_("reason"), max_length=60, blank=True)
     reason_params = models.JSONField(_("reason's parameters"), default=dict, blank=True)
-    reason_text = models.TextField(_("Slurm's own words"), blank=True)
+    reason_text = models.TextField(_("Slurm's message"), blank=True)
     exit_code = models.IntegerField(_("exit code"), null=True, blank=True)
 
     wanted = models.CharField(
@@ -294,7 +294,7 @@ class Attempt(models.Model):
     nodes = models.TextField(_("nodes"), blank=True)
     reason_code = models.CharField(_("reason"), max_length=60, blank=True)
     reason_params = models.JSONField(_("reason's parameters"), default=dict, blank=True)
-    reason_text = models.TextField(_("Slurm's own words"), blank=True)
+    reason_text = models.TextField(_("Slurm's message"), blank=True)
     exit_code = models.IntegerField(_("exit code"), null=True, blank=True)
     signal = models.IntegerField(_("signal"), null=True, blank=True)
     created_at = models.DateTimeField(_("created"), default=timezone.now)

@@ -35,7 +35,7 @@ from core.errors import InvalidValue
 from core.messages import msg
 from core.translation import translate
 from jobs import actions
-from jobs.api import jobfiles, shapes
+from jobs.api import shapes, submission_parsers
 from jobs.api.filters import (
     JOB_LIST_PARAMETERS,
     QueryParser,
@@ -56,7 +56,12 @@ from jobs.api.job_shape import (
     WarningShape,
     select_job_shape,
 )
-from jobs.api.jobfiles import JobFileParser, MultipartParser, RawSubmission, get_raw_submission
+from jobs.api.submission_parsers import (
+    JobFileParser,
+    MultipartParser,
+    RawSubmission,
+    get_raw_submission,
+)
 from jobs.jobfile import SpecWarning, dump
 from jobs.jobfile.importers import load_document
 from jobs.models import Job
@@ -109,7 +114,7 @@ class JobListView(APIView):
         tags=["jobs"],
         summary="Submit a job: a job file in any known format, with or without code",
         parameters=[IDEMPOTENCY_KEY_HEADER],
-        request=jobfiles.SUBMIT_REQUEST_SCHEMAS,
+        request=submission_parsers.SUBMIT_REQUEST_SCHEMAS,
         responses={
             201: serializer_of(JobDetailShape),
             **REPLAYED_RESPONSE,
@@ -156,7 +161,7 @@ class JobPlanView(APIView):
         operation_id="jobs_plan",
         tags=["jobs"],
         summary="Plan a job file without submitting it: plan as text, script, warnings, problems",
-        request=jobfiles.SUBMIT_REQUEST_SCHEMAS,
+        request=submission_parsers.SUBMIT_REQUEST_SCHEMAS,
         responses={
             200: serializer_of(shapes.PreviewShape),
             **problem_responses(400, 404, 413, 415, 422),

@@ -93,7 +93,7 @@ class AttemptShape(TypedDict):
     number: int
     phase: Annotated[str, Choices(Attempt.Phase.choices)]
     slurm_job_id: str
-    components: list[Any]
+    components: list[str]
     slurm_state: str
     nodes: str
     unix_user: str

@@ -29,13 +29,13 @@ ROLE_NAME_PATTERN = r"^[A-Za-z0-9._~-]+$"
 ENV_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 PARAMETER_KEY_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]*$"
 
-_JOB_NAME = re.compile(JOB_NAME_PATTERN)
-_ROLE_NAME = re.compile(ROLE_NAME_PATTERN)
-_ENV_NAME = re.compile(ENV_NAME_PATTERN)
-_PARAMETER_KEY = re.compile(PARAMETER_KEY_PATTERN)
-_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-_SURROGATE = re.compile(r"[\ud800-\udfff]")
-_NOT_ALNUM = re.compile(r"[^A-Za-z0-9]")
+_JOB_NAME_REGEX = re.compile(JOB_NAME_PATTERN)
+_ROLE_NAME_REGEX = re.compile(ROLE_NAME_PATTERN)
+_ENV_NAME_REGEX = re.compile(ENV_NAME_PATTERN)
+_PARAMETER_KEY_REGEX = re.compile(PARAMETER_KEY_PATTERN)
+_CONTROL_CHARACTER_REGEX = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_SURROGATE_REGEX = re.compile(r"[\ud800-\udfff]")
+_NOT_ALNUM_REGEX = re.compile(r"[^A-Za-z0-9]")
 
 
 def validation_error(code: str, message: Message, **params: Any) -> PydanticCustomError:
@@ -60,7 +60,7 @@ def _require_text(value: Any, what: str = "") -> str:
         )
     if "\x00" in value:
         raise validation_error("nul", _("must not contain a NUL character."))
-    if _SURROGATE.search(value):
+    if _SURROGATE_REGEX.search(value):
         raise validation_error("surrogate", _("must be valid Unicode text."))
     return value
 
@@ -84,7 +84,7 @@ def describe_type(value: object) -> str:
 
 def _require_line(value: Any, *, limit: int) -> str:
     text = _require_text(value)
-    if _CONTROL_CHARACTER.search(text):
+    if _CONTROL_CHARACTER_REGEX.search(text):
         raise validation_error("control", _("must not contain control characters or line breaks."))
     return _limit_length(text, limit)
 
@@ -108,7 +108,7 @@ def _validate_text(value: Any) -> str:
 
 def _validate_job_name(value: Any) -> str:
     name = _require_line(value, limit=MAX_NAME_CHARS)
-    if not _JOB_NAME.match(name) or name in (".", ".."):
+    if not _JOB_NAME_REGEX.match(name) or name in (".", ".."):
         raise validation_error(
             "name",
             _("must consist of letters, digits, Chinese characters and - . _ ~."),
@@ -118,7 +118,7 @@ def _validate_job_name(value: Any) -> str:
 
 def _validate_role_name(value: Any) -> str:
     name = _require_line(value, limit=128)
-    if not _ROLE_NAME.match(name):
+    if not _ROLE_NAME_REGEX.match(name):
         raise validation_error("role_name", _("must consist of letters, digits and - . _ ~."))
     if not to_identifier(name):
         raise validation_error("role_name", _("must contain at least one letter or digit."))
@@ -127,7 +127,7 @@ def _validate_role_name(value: Any) -> str:
 
 def to_identifier(name: str) -> str:
     """Reduce a name to lower-case ASCII letters and digits, as in names of variables: ps-server → psserver."""
-    return _NOT_ALNUM.sub("", name).lower()
+    return _NOT_ALNUM_REGEX.sub("", name).lower()
 
 
 def is_identifier(name: str) -> bool:
@@ -205,7 +205,7 @@ def _validate_mount_target(value: Any) -> str:
 
 def _validate_env_name(value: Any) -> str:
     name = _require_line(value, limit=MAX_NAME_CHARS)
-    if not _ENV_NAME.match(name):
+    if not _ENV_NAME_REGEX.match(name):
         raise validation_error(
             "env_name",
             _(
@@ -217,7 +217,7 @@ def _validate_env_name(value: Any) -> str:
 
 def _validate_parameter_key(value: Any) -> str:
     key = _require_line(value, limit=128)
-    if not _PARAMETER_KEY.match(key):
+    if not _PARAMETER_KEY_REGEX.match(key):
         raise validation_error(
             "parameter_key",
             _(
@@ -327,10 +327,10 @@ def _validate_json_value(value: Any) -> Any:
 # Durations
 
 _SECONDS_PER_UNIT = {"w": 7 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}
-_UNIT_DURATION = re.compile(
+_UNIT_DURATION_REGEX = re.compile(
     r"(?:(?P<w>\d{1,9})w)?(?:(?P<d>\d{1,9})d)?(?:(?P<h>\d{1,9})h)?(?:(?P<m>\d{1,9})m(?:in)?)?(?:(?P<s>\d{1,9})s)?"
 )
-_CLOCK_DURATION = re.compile(
+_CLOCK_DURATION_REGEX = re.compile(
     r"(?:(?P<d>\d{1,6})-(?P<h>\d{1,3})(?::(?P<m>\d{1,3})(?::(?P<s>\d{1,3}))?)?"
     r"|(?P<h2>\d{1,9}):(?P<m2>\d{1,3}):(?P<s2>\d{1,3}))"
 )
@@ -341,14 +341,14 @@ def parse_duration(value: Any) -> int:
     seconds: int | None = None
     if isinstance(value, str):
         text = re.sub(r"\s+", "", value[:100]).lower()
-        if clock := _CLOCK_DURATION.fullmatch(text):
+        if clock := _CLOCK_DURATION_REGEX.fullmatch(text):
             # The first letter of a group's name (h, h2, …) is the unit.
             seconds = sum(
                 _SECONDS_PER_UNIT[group[0]] * int(number)
                 for group, number in clock.groupdict().items()
                 if number
             )
-        elif text and (units := _UNIT_DURATION.fullmatch(text)):
+        elif text and (units := _UNIT_DURATION_REGEX.fullmatch(text)):
             seconds = sum(
                 _SECONDS_PER_UNIT[unit] * int(number or 0)
                 for unit, number in units.groupdict().items()

@@ -43,7 +43,7 @@ class JsonEvents:
         yield from self._scan_value(())
         self._skip_whitespace()
         if self.offset < len(self.text):
-            self._raise_syntax_error(_("there is more text after the end of the job"), ())
+            self._raise_syntax_error(_("there is more text after the end of the job file"), ())
 
     def list_warnings(self) -> list[SpecWarning]:
         warnings = []

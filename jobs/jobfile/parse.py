@@ -317,7 +317,7 @@ def _parse_plain_scalar(text: str, loc: Loc, position: Position) -> Any:
         return text
     if len(text) > MAX_NUMBER_DIGITS:
         if YAML_FLOAT.fullmatch(text):
-            raise_problem(loc, position, "too_large", _("is too long a number."), text)
+            raise_problem(loc, position, "too_large", _("is a number with too many digits."), text)
         return text
     if YAML_INT.fullmatch(text):
         return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))

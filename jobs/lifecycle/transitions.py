@@ -208,6 +208,11 @@ END_OUTCOMES: Mapping[str, EndOutcome] = {
 LOST_AFTER = timedelta(seconds=60)
 # Slurm changes the expected start a little in every scheduling cycle; changes smaller than this are not stored.
 EXPECTED_START_TOLERANCE_S = 60.0
+# The delay before the next attempt is doubled after each attempt, up to the maximum.
+ATTEMPT_DELAY_FACTOR = 2
+MAX_ATTEMPT_DELAY_S = 300
+# From this number of attempts the delay is the maximum (2**9 > 300); higher powers need not be computed.
+MAX_DELAY_AFTER_ATTEMPTS = 9
 
 
 def decide_observation(job: JobSnapshot, observation: Observation, now: datetime) -> Transition:
@@ -215,7 +220,7 @@ def decide_observation(job: JobSnapshot, observation: Observation, now: datetime
     if job.state in END_STATES:
         return _keep_state(job)
     if observation.status is ObservationStatus.ABSENT:
-        return _decide_absent(job, now)
+        return _decide_for_absent_job(job, now)
     phase = lookup_job_state(observation.slurm_state).phase
     if phase is SlurmPhase.ENDED and observation.slurm_state in END_OUTCOMES:
         return _decide_end(job, observation, now)
@@ -293,7 +298,7 @@ def _choose_expected_start(
     return reported
 
 
-def _decide_absent(job: JobSnapshot, now: datetime) -> Transition:
+def _decide_for_absent_job(job: JobSnapshot, now: datetime) -> Transition:
     since = job.lost_since or now
     if now - since < LOST_AFTER:
         return _keep_state(job, lost_since=since)
@@ -452,7 +457,8 @@ def next_attempt_delay_s(attempts_so_far: int) -> int:
 
     The delay grows, because the number of attempts is not limited if retryCount is -1 or -2.
     """
-    return min(300, int(2 ** min(attempts_so_far, 9)))
+    exponent = min(attempts_so_far, MAX_DELAY_AFTER_ATTEMPTS)
+    return min(MAX_ATTEMPT_DELAY_S, int(ATTEMPT_DELAY_FACTOR**exponent))
 
 
 def decide_stop(

@@ -14,7 +14,11 @@ RUNTIMES: tuple[Runtime, ...] = ("apptainer", "singularity", "enroot", "pyxis", 
 
 @dataclass(frozen=True, slots=True)
 class RenderOptions:
-    """A cluster's settings that decide how the scripts of its jobs are rendered."""
+    """A cluster's settings that decide how the scripts of its jobs are rendered.
+
+    For a cluster, `build_render_options` of jobs/store/cluster_render_options.py takes them from its row. The defaults
+    here are for rendering without a cluster, such as `manage.py render` without a namespace.
+    """
 
     runtime: Runtime = "apptainer"
     runtime_program: str = ""  # path of the runtime; empty: the runtime's own name, found on PATH
@@ -22,7 +26,7 @@ class RenderOptions:
     image_files: frozenset[str] = frozenset()  # names of the files in images_dir
     image_aliases: Mapping[str, str] = field(default_factory=dict)  # alias → image name or path
     image_cache_dir: str = "~/.cache/sluice/images"
-    grace_s: int = 30  # seconds between SIGTERM and SIGKILL
+    grace_s: int = 30  # seconds between SIGTERM and SIGKILL; of a cluster: Cluster.grace_s
     mpi: str = "pmix"  # value of srun --mpi for MPI jobs
     # First and last port that tasks may get. Linux uses 32768 to 60999 for outgoing connections by default.
     port_low: int = 20000

@@ -1,8 +1,9 @@
 """The pass that sends control requests to Slurm: stops and time limits, as the service account.
 
 A stop is sent again if the job has not ended some time after it. The pass does not change a job's state; the poller
-does when Slurm reports the end. Every command is limited to Slurm jobs of the owner's Unix user: sbatch ran as the
-owner, who could have forged the Slurm job id, and the service account has operator rights.
+does when Slurm reports the end. A command affects only Slurm jobs of the owner's Unix user. This
+is necessary because the stored Slurm job id was printed by an sbatch that ran as the owner, who can forge it to be the
+id of another user's job, and the service account has operator rights on all jobs.
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ from jobs.sync.observations import (
     fingerprint_record,
     is_cancelled,
     is_live_only_in_accounting,
+    list_component_ids,
     select_leading_record,
     select_own_records,
 )
@@ -128,12 +129,18 @@ class PollResult:
     # Slurm job ids for which sacct was queried successfully.
     accounting_ids: set[str] = field(default_factory=set)
 
+    def list_component_ids(self, record: JobRecord) -> list[str]:
+        """List the Slurm ids of the components of the record's het job; [] for other jobs."""
+        groups = self.accounting_records if record.source == "sacct" else self.queue_records
+        return list_component_ids(groups[record.leader_id])
+
 
 class ObservedRecord(NamedTuple):
     """An observation and the record from which it was built; the record is None if Slurm does not have the job."""
 
     observation: Observation
     record: JobRecord | None
+    component_ids: Sequence[str] = ()  # of a het job
 
 
 # Stands for a record that sacct does not have yet but will have soon. Until then the job stays unchanged.
@@ -348,7 +355,9 @@ class Poller(Pass):
             memory.invalidate()
             memory.fingerprint = fingerprint
             if record is not None and not absent:
-                changed[row.attempt_id] = ObservedRecord(build_observation(record), record)
+                changed[row.attempt_id] = ObservedRecord(
+                    build_observation(record), record, result.list_component_ids(record)
+                )
             elif row.slurm_job_id in result.accounting_ids:
                 changed[row.attempt_id] = ObservedRecord(ABSENT_OBSERVATION, None)
             # Otherwise squeue lacks the job and sacct did not answer: nothing is known about the job.
@@ -388,15 +397,15 @@ class Poller(Pass):
         At most one name is looked up per poll, because the cluster's user database may hang.
         """
         lookup_allowed = True
-        for attempt_id, (observation, record) in changed.items():
-            uid = observation.cancelled_by_uid
+        for attempt_id, observed in changed.items():
+            uid = observed.observation.cancelled_by_uid
             if not uid:
                 continue
             if uid not in self._user_names and lookup_allowed:
                 lookup_allowed = False
                 self._lookup_user_name(slurm, uid)
-            named = replace(observation, cancelled_by=self._user_names.get(uid, ""))
-            changed[attempt_id] = ObservedRecord(named, record)
+            named = replace(observed.observation, cancelled_by=self._user_names.get(uid, ""))
+            changed[attempt_id] = observed._replace(observation=named)
 
     def _lookup_user_name(self, slurm: SlurmClient, uid: int) -> None:
         self._stats.count_command("getent")
@@ -461,11 +470,14 @@ class Poller(Pass):
                 .order_by("job_id")
             )
             for attempt in rows:
-                observation, record = changed[attempt.pk]
+                observation, record, component_ids = changed[attempt.pk]
                 if record is not None:
                     changes.set_attempt_columns(
                         attempt, slurm_state=record.reported.name, nodes=record.node_list[:4000]
                     )
+                # Ids of components are kept if Slurm does not report all of them later.
+                if len(component_ids) > len(attempt.component_ids):
+                    changes.set_attempt_columns(attempt, component_ids=list(component_ids))
                 transition = decide_observation(self._build_snapshot(attempt), observation, now)
                 apply_transition(changes, attempt.job, attempt, transition)
             crash_point("before_transition")

@@ -200,13 +200,17 @@ def _clone_job(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
 
 
 def _delete_job(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
-    actions.delete_job(
+    job = actions.delete_job(
         job=job,
         by=user,
         remove_files=bool(request.POST.get("remove_files")),
         stop_first=bool(request.POST.get("stop_first")),
     )
-    return _("Job deleted."), reverse("jobs")
+    if job.deleted_at is None:
+        text = _("The job is being stopped. It will be deleted when it has ended.")
+    else:
+        text = _("Job deleted.")
+    return text, reverse("jobs")
 
 
 def _change_time_limit(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:

@@ -287,7 +287,7 @@ def _choose_default_namespace(request: HttpRequest, user: User) -> Namespace | N
 
 
 @require_POST
-def submit_check(request: HttpRequest) -> HttpResponse:
+def check_job_file_view(request: HttpRequest) -> HttpResponse:
     """Check a job file, given as text or document; responds with document, problems, plan and script."""
     if not request.user.is_authenticated:
         return JsonResponse({"detail": _("Your session has ended.")}, status=401)
@@ -305,7 +305,7 @@ def submit_check(request: HttpRequest) -> HttpResponse:
 
 
 def check_job_file(user: User, body: Mapping[str, Any]) -> dict[str, Any]:
-    """Check the job file of a request's body; see `submit_check`.
+    """Check the job file of a request's body; see `check_job_file_view`.
 
     With `import` in the body, the returned text is the job file converted to `format`, not the text that was sent.
     """

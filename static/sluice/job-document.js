@@ -36,7 +36,7 @@ export function writeValue(document, path, value) {
   }
 }
 
-export function isSame(one, other) { return JSON.stringify(one) === JSON.stringify(other); }
+export function isEqual(one, other) { return JSON.stringify(one) === JSON.stringify(other); }
 export function listRoles(document) { return Array.isArray(document.taskRoles) ? document.taskRoles : []; }
 
 /** Convert the text of a control to a document value. Invalid numbers stay text, which the check reports. */

@@ -129,6 +129,7 @@ class BatchHarness:
         files: dict[str, str] | None = None,
         slurm_conf: Path | None = None,
         attempt_of: SubmittedAttempt | None = None,
+        secrets: dict[str, str] | None = None,
         **options: Any,
     ) -> SubmittedAttempt:
         """Submit a job, or a further attempt of the job of `attempt_of`."""
@@ -148,7 +149,9 @@ class BatchHarness:
             "port_low": 29000,
             **options,
         }
-        rendered = render_files(created, spec, paths, user=USER, options=RenderOptions(**chosen))
+        rendered = render_files(
+            created, spec, paths, user=USER, options=RenderOptions(**chosen), secrets=secrets
+        )
         self.write(paths.dir, {**rendered, **{f"code/{k}": v for k, v in (files or {}).items()}})
         if slurm_conf:
             script = Path(paths.batch_script)

@@ -62,6 +62,7 @@ def connecting_roles() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("placement", "layout"), [("auto", "packed"), ("separate", "het")])
+@pytest.mark.proves("framework", "framework.name", "image")
 def test_all_tasks_connect_and_get_their_variables(
     batch_harness: BatchHarness, placement: str, layout: str
 ) -> None:
@@ -145,6 +146,7 @@ RENDEZVOUS = textwrap.dedent(
 )
 
 
+@pytest.mark.proves("framework.strategy")
 def test_ranks_connect_to_master_addr(batch_harness: BatchHarness) -> None:
     role = {"name": "worker", "taskNumber": 4, "memoryMB": 100, "command": "python3 reduce.py"}
     job = batch_harness.submit(
@@ -206,6 +208,9 @@ NO_FAILURE_LIMIT = {"minFailedTaskCount": None}
         ([role("a", "true", taskNumber=2)], ("COMPLETED", "0:0"), "all_ended"),
     ],
     ids=["minFailed", "minSucceeded", "main completes", "main fails", "all null", "all succeed"],
+)
+@pytest.mark.proves(
+    "taskRoles[].minFailedTaskCount", "taskRoles[].minSucceededTaskCount", "taskRoles[].isMain"
 )
 def test_completion_rule_ends_the_job(
     batch_harness: BatchHarness, roles: list[dict[str, Any]], expected: tuple[str, str], rule: str
@@ -291,6 +296,7 @@ def test_sigterm_for_the_wrapper_alone_reaches_the_program_once(
 
 
 @pytest.mark.parametrize("limit", ["1m", "10m"])
+@pytest.mark.proves("timeLimit", "gracePeriod")
 def test_tasks_get_sigterm_before_the_time_limit(batch_harness: BatchHarness, limit: str) -> None:
     job = batch_harness.submit(
         {
@@ -370,6 +376,7 @@ def test_missing_image_or_directory_fails_before_start(
     assert log.startswith("sluice: there is no ")
 
 
+@pytest.mark.proves("taskRoles[].portList[].beginAt")
 def test_occupied_fixed_port_is_reported(batch_harness: BatchHarness) -> None:
     with socket.create_server(("0.0.0.0", 0)) as server:  # noqa: S104 - as a job on the node would
         port = server.getsockname()[1]

@@ -67,7 +67,7 @@ def memory_mib(value: int | str) -> int:
 
 
 class FrameworkJob:
-    """Base class of the jobs of one framework each."""
+    """Base class of the job classes. Each subclass is for the jobs of one framework."""
 
     framework: ClassVar[str] = ""
 

@@ -291,6 +291,14 @@ class _OpenpaiV2Importer:
                     "single tasks are not retried; jobRetryCount retries the whole job.",
                 ),
             )
+        if role.get("prerequisites"):
+            draft.add_warning(
+                (*source_loc, "prerequisites"),
+                msg(
+                    "import.openpai.role-prerequisites-ignored",
+                    "is ignored: a role uses its dockerImage, data, output and script.",
+                ),
+            )
         deployment_role = draft.as_mapping(deployment.get(name), ("deployments",))
         commands = [
             *self._render_commands(deployment_role.get("preCommands"), ("deployments",), role),

@@ -314,19 +314,15 @@ start_steps() {
   done
 }
 
-# end_steps: sends SIGTERM to every running task; task.sh sends SIGKILL after the grace period.
+# end_steps: asks task.sh of every running task to send SIGTERM to its program, and SIGKILL after the grace period. The
+# request goes through srun's standard input, because a signal that Slurm sends would reach either every process of
+# the step (proctrack/linuxproc) or only task.sh (proctrack/cgroup).
 end_steps() {
   local r
   for r in "${!role_names[@]}"; do
-    ((step_live[r] && ended_in_role[r] < role_tasks[r])) && [[ -n ${step_id[r]} ]] || continue
-    scancel --quiet --signal=TERM "$(slurm_job_of "$r").${step_id[r]}"
+    ((step_live[r] && ended_in_role[r] < role_tasks[r])) || continue
+    printf 'stop\n' >&"${go_pipe[r]}"
   done
-}
-
-# slurm_job_of ROLE: prints the Slurm job of the role's step; each component of a het job has its own id.
-slurm_job_of() {
-  local name=SLURM_JOB_ID_HET_GROUP_${role_groups[$1]}
-  printf '%s' "${!name:-$SLURM_JOB_ID}"
 }
 
 # print_peers: prints one line per task: role, index, host, address, ports.

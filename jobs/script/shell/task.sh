@@ -48,7 +48,7 @@ finish_task() {
   exit_code=$1 reason=$2 state=ended ended=$(now)
   ((exit_code > 128 && exit_code < 193)) && signal=$((exit_code - 128))
   [[ -z $kill_timer ]] || kill -KILL "$kill_timer" 2>/dev/null
-  [[ -z ${canary-} ]] || kill -KILL "$canary" 2>/dev/null
+  [[ -z ${canary-} ]] || kill -KILL "$canary" "$reader" 2>/dev/null
   unmount_image
   write_state
   printf 'ended %s %s %s %s\n' "$role" "$index" "$exit_code" "$reason"
@@ -230,6 +230,7 @@ wait_for_go() {
     ((stopping)) && finish_task "$exit_stopped" stopped
     ((status > 128)) && continue
     [[ $status == 0 && $answer == go ]] && break
+    [[ $status == 0 && $answer == stop ]] && finish_task "$exit_stopped" stopped
     finish_task "$exit_stopped" lost
   done
   deadline=$((SECONDS + 30)) # a network file system may show the file some seconds late
@@ -372,23 +373,49 @@ container_argv() {
   fi
 }
 
-# on_term: handles SIGTERM: makes sure that the task gets it, and starts a timer that sends SIGKILL after the
-# grace period. Slurm signals every process of the step (proctrack/linuxproc) or only this shell
-# (proctrack/cgroup). The canary process tells which: if it is still alive, the task has not got the signal.
-on_term() {
-  interrupted=1
-  ((stopping)) && return
-  stopping=1
+# stop_task HAS_SIGTERM: sends SIGTERM to the task, unless it has got it, and starts a timer that sends SIGKILL after the grace period.
+stop_task() {
   [[ -n $task_pid ]] || return
-  sleep 0.3
-  kill -0 "$canary" 2>/dev/null && kill -TERM -- "-$task_pid" 2>/dev/null
+  (($1)) || kill -TERM -- "-$task_pid" 2>/dev/null
   (
-    trap '' TERM
+    trap '' TERM USR1
     sleep "$grace_s"
     kill -KILL -- "-$task_pid"
   ) >/dev/null 2>&1 &
   kill_timer=$!
   disown "$kill_timer"
+}
+
+# on_stop: handles SIGUSR1 of read_requests: the batch script asked to stop the task.
+on_stop() {
+  interrupted=1
+  ((stopping)) && return
+  stopping=1
+  stop_task 0
+}
+
+# on_term: handles SIGTERM of Slurm, which sends it to every process of the step (proctrack/linuxproc) or only to this
+# shell (proctrack/cgroup). The canary process tells which: if the signal has not ended it after two seconds, the
+# task has not got it either.
+on_term() {
+  local tries=0 canary_ended=0
+  interrupted=1
+  ((stopping)) && return
+  stopping=1
+  while [[ -n $task_pid ]] && ((!canary_ended && tries < 20)); do
+    sleep 0.1
+    kill -0 "$canary" 2>/dev/null || canary_ended=1
+    ((tries += 1))
+  done
+  stop_task "$canary_ended"
+}
+
+# read_requests PID: reads requests of the batch script from standard input; sends SIGUSR1 to PID for "stop".
+read_requests() {
+  local request
+  while IFS= read -r request; do
+    [[ $request != stop ]] || kill -USR1 "$1"
+  done
 }
 
 # run_task: runs the task in its container and waits for its end; sets exit_code.
@@ -404,6 +431,9 @@ run_task() {
   sleep infinity >/dev/null 2>&1 &
   canary=$!
   disown "$canary"
+  read_requests "$$" <&0 >/dev/null 2>&1 &
+  reader=$!
+  disown "$reader"
   set +m
   exec {input}<&-
   state=running started=$(now)
@@ -426,6 +456,7 @@ hold_for_debugging() {
 
 main() {
   trap on_term TERM
+  trap on_stop USR1
   log_offset=$(stat -c %s -- "$log" 2>/dev/null || printf 0)
   find_address
   pick_ports

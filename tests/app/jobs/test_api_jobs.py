@@ -108,6 +108,19 @@ def test_job_file_is_accepted_in_every_format(alice: Client, body: Any, content_
     assert accepted.content == as_yaml.content
 
 
+@pytest.mark.proves("description", "labels", "extras")
+def test_description_labels_and_extras_are_stored_and_found(alice: Client) -> None:
+    texts = {"description": "first try", "labels": {"project": "x"}, "extras": {"any": [1]}}
+    job = send(alice, "jobs", {**JOB, **texts}).json()
+    assert (job["description"], job["labels"]) == ("first try", {"project": "x"})
+    found = [
+        alice.get(f"/api/v1/jobs?{q}").json()["items"] for q in ("q=first", "label=project%3Dx")
+    ]
+    assert [[row["id"] for row in rows] for rows in found] == [[job["id"]], [job["id"]]]
+    assert alice.get(job["links"]["self"] + "/spec").json()["extras"] == {"any": [1]}
+
+
+@pytest.mark.proves("code", "code.selector", "code.uploadId")
 def test_multipart_with_manifest_and_code_is_accepted(alice: Client, scenario: Scenario) -> None:
     response = alice.post(
         "/api/v1/jobs",

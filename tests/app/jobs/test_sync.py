@@ -36,7 +36,7 @@ from jobs.models import Attempt, Job, JobSecret, Task
 from jobs.script.task_state import ScriptResult, TaskState
 from jobs.sync.observations import build_observation, select_leading_record
 from jobs.sync.outcomes import apply_outcome
-from jobs.sync.poller import Poller
+from jobs.sync.poller import ObservedRecord, Poller
 from jobs.sync.task_reader import (
     AttemptReport,
     TaskReader,
@@ -275,6 +275,24 @@ class TestPolling:
         result = poller._read_slurm(FakeSlurmClient(reported), rows)
         return set(poller._build_changed_observations(result))
 
+    def test_component_ids_of_het_job_are_stored(self, scenario: Scenario) -> None:
+        attempt = scenario.create_live_attempt(scenario.job())
+        poller, number = new_poller(scenario), attempt.slurm_job_id
+        identity = {"work_dir": attempt.work_dir, "user": attempt.unix_user}
+
+        def poll(state: str, *offsets: int) -> None:
+            reported = [record(state, f"{number}+{offset}", **identity) for offset in offsets]
+            rows, _ = poller._load_rows()
+            result = poller._read_slurm(FakeSlurmClient(reported), rows)
+            poller._apply_observations(poller._build_changed_observations(result))
+            attempt.refresh_from_db()
+
+        poll("PENDING", 1, 0)
+        assert attempt.component_ids == [f"{number}+0", f"{number}+1"]
+        poll("RUNNING", 0)
+        assert attempt.slurm_state == "RUNNING"
+        assert attempt.component_ids == [f"{number}+0", f"{number}+1"]
+
     def test_only_changed_jobs_are_processed(self, scenario: Scenario) -> None:
         attempt = scenario.create_live_attempt(scenario.job())
         poller = new_poller(scenario)
@@ -372,11 +390,13 @@ class TestPolling:
             Observation(ObservationStatus.FOUND, "CANCELLED", cancelled_by_uid=uid)
             for uid in (7, 8, 7)
         ]
-        changed: dict[int, Any] = {a.pk: (s, None) for a, s in zip(jobs, reported, strict=True)}
+        changed = {a.pk: ObservedRecord(s, None) for a, s in zip(jobs, reported, strict=True)}
         poller._resolve_canceller_names(slurm, changed)
-        assert [s.cancelled_by for s, _ in changed.values()] == ["user7", "", "user7"]
+        names = [observed.observation.cancelled_by for observed in changed.values()]
+        assert names == ["user7", "", "user7"]
         poller._resolve_canceller_names(slurm, changed)
-        assert [s.cancelled_by for s, _ in changed.values()] == ["user7", "user8", "user7"]
+        names = [observed.observation.cancelled_by for observed in changed.values()]
+        assert names == ["user7", "user8", "user7"]
         assert slurm.queried == [7, 8]
 
     def test_cancelling_user_is_polled_until_accounting_has_it(self, scenario: Scenario) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from jobs.jobfile import JobSpec, Port, TaskRole
 from jobs.script.variables import (
     build_directory_variables,
@@ -157,6 +159,7 @@ def test_jobs_can_override_variables_without_reserved_prefix():
     assert build_directory_variables(ffdl, **{**directories, "code": "/k"})["MODEL_DIR"] == "/k"
 
 
+@pytest.mark.proves("importedFrom")
 def test_openpai_v2_jobs_get_minus_one_for_an_unset_minimum():
     spec = SPEC.model_copy(update={"imported_from": "openpai-v2"})
     values = build_static_variables(spec, user="alice")["Worker"]
