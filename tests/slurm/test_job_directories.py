@@ -68,6 +68,7 @@ def test_results_are_kept_per_job_and_shared_by_its_attempts(batch_harness: Batc
     assert Path(first.paths.output_dir, "result").read_text() == "1\n2\n"
 
 
+@pytest.mark.proves("modelDir")
 @pytest.mark.parametrize("named", [False, True], ids=["octopus", "modelDir"])
 def test_model_directory_exists_and_is_kept(
     batch_harness: BatchHarness, directory: Path, named: bool
@@ -80,6 +81,7 @@ def test_model_directory_exists_and_is_kept(
     assert (kept / "save.pth").read_text() == "weights\n"
 
 
+@pytest.mark.proves("codeDir")
 def test_code_directory_is_copied_and_its_source_is_not_changed(
     batch_harness: BatchHarness, directory: Path
 ) -> None:
@@ -165,6 +167,7 @@ def test_unreadable_code_fails_the_job_with_the_error(
     assert not Path(job.paths.code_dir).exists()
 
 
+@pytest.mark.proves("outputDir")
 def test_uris_and_variables_in_paths_lead_to_directories(
     batch_harness: BatchHarness, directory: Path
 ) -> None:

@@ -8,7 +8,7 @@ class Migration(migrations.Migration):
 
     dependencies = [
         ('clusters', '0001_initial'),
-        ('jobs', '0002_grace_period'),
+        ('jobs', '0003_reason_text_label'),
         migrations.swappable_dependency(settings.AUTH_USER_MODEL),
     ]
 
