@@ -69,6 +69,7 @@ def test_results_are_kept_per_job_and_shared_by_its_attempts(batch_harness: Batc
     assert Path(first.paths.output_dir, "result").read_text() == "1\n2\n"
 
 
+@pytest.mark.proves("modelDir")
 @pytest.mark.parametrize("named", [False, True], ids=["octopus", "modelDir"])
 @pytest.mark.proves("modelDir")
 def test_model_directory_exists_and_is_kept(
@@ -168,6 +169,7 @@ def test_unreadable_code_fails_the_job_with_the_error(
     assert not Path(job.paths.code_dir).exists()
 
 
+@pytest.mark.proves("outputDir")
 def test_uris_and_variables_in_paths_lead_to_directories(
     batch_harness: BatchHarness, directory: Path
 ) -> None:
