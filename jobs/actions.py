@@ -189,6 +189,9 @@ def release_job(*, job: Job, by: User) -> Job:
     Tasks of this run that fail later are not kept either. Repeating the request has no further effect.
     """
     with transaction.atomic():
+        # The engine locks an attempt before its job; the other order could deadlock.
+        open_attempts = Attempt.objects.filter(job=job, phase=Attempt.Phase.LIVE)
+        list(open_attempts.select_for_update(of=("self",)).values_list("pk"))
         job = _lock_job(job, by, JobAction.RELEASE)
         if not job.keeps_failed_tasks:
             raise InvalidTransition(
@@ -203,10 +206,7 @@ def release_job(*, job: Job, by: User) -> Job:
                 ),
                 state=job.state,
             )
-        attempts = Attempt.objects.filter(
-            job=job, phase=Attempt.Phase.LIVE, number=job.attempt_number, wanted_release=False
-        )
-        if attempts.update(wanted_release=True):
+        if open_attempts.filter(wanted_release=False).update(wanted_release=True):
             _record_event(job, JobEventKind.RELEASE, by, build_state_data(job))
     return job
 

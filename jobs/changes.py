@@ -121,7 +121,9 @@ def _update_tasks(ended_ids: Sequence[int], requeued_ids: Sequence[int]) -> None
     for start in range(0, len(ended_ids), ROWS_PER_UPDATE):
         tasks = Task.objects.filter(attempt_id__in=ended_ids[start : start + ROWS_PER_UPDATE])
         tasks.filter(state=Task.State.KEPT).update(state=Task.State.FAILED)
-        tasks.filter(state__in=UNFINISHED_TASK_STATES).update(state=Task.State.UNKNOWN)
+        unfinished = tasks.filter(state__in=UNFINISHED_TASK_STATES)
+        unfinished.filter(attempt__phase=AttemptPhase.REFUSED).update(state=Task.State.STOPPED)
+        unfinished.update(state=Task.State.UNKNOWN)
     if requeued_ids:
         Task.objects.filter(attempt_id__in=requeued_ids).update(**WAITING_TASK_COLUMNS)
 

@@ -11,7 +11,8 @@ all match: Slurm reuses ids, and any user may give any directory to sbatch. The 
 5. Build an observation for every attempt whose row or records differ from the last poll.
 6. Read the reports that the batch scripts and tasks of ended attempts wrote. Leave attempts without a report to a
    later poll, for some seconds.
-7. Decide with `jobs.lifecycle` and save the changes; the end of an attempt together with the states of its tasks. If saving fails, the next poll processes these attempts again.
+7. Decide with `jobs.lifecycle` and save the changes; the end of an attempt together with the states of its tasks. If
+   saving fails, the next poll processes these attempts again.
 """
 
 from __future__ import annotations

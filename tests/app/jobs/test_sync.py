@@ -31,6 +31,7 @@ from jobs.lifecycle.transitions import (
     ObservationStatus,
     Transition,
     decide_observation,
+    decide_refusal,
 )
 from jobs.models import Attempt, Job, JobSecret, Task
 from jobs.script.task_state import ScriptResult, TaskState, parse_script_result
@@ -638,6 +639,18 @@ class TestReports:
         assert Job.objects.get().state == "COMPLETED"
         expected = ("succeeded", True) if has_report else ("unknown", False)
         assert (Task.objects.get().state, attempt.tasks_final) == expected
+
+    def test_tasks_of_refused_attempt_do_not_wait(self, scenario: Scenario) -> None:
+        attempt = scenario.create_live_attempt(scenario.job(), state="QUEUED")
+        Attempt.objects.update(phase="submitting", slurm_job_id="")
+        attempt.refresh_from_db()
+        Task.objects.create(attempt=attempt, role="worker", index=0)
+        refusal = decide_refusal(attempt.job.snapshot(), Reason("end.refused"), timezone.now())
+        changes = Changes()
+        apply_transition(changes, attempt.job, attempt, refusal)
+        with transaction.atomic():
+            changes.write()
+        assert (Job.objects.get().state, Task.objects.get().state) == ("FAILED", "stopped")
 
     def test_requeue_resets_tasks_and_release(self, scenario: Scenario) -> None:
         attempt = create_attempt_with_kept_task(scenario)
