@@ -328,7 +328,7 @@ def test_memory_gpu_type_version_and_open_job_in_the_form(open_page: OpenPage) -
     expect(page.locator("[data-plan] [data-lines]")).to_contain_text("1.5 GB, 2 × a100")
     expect(page.locator("[data-plan] [data-cost]")).to_contain_text("GPU hours")
     # A strategy with one role can be chosen for one task, and its version if the cluster has one.
-    page.select_option("[data-preset]", "pytorch/ddp")
+    page.select_option("[data-preset]", "paddle/collective")
     expect(page.locator("[data-version]")).to_be_disabled()
     expect(page.locator("[data-version-hint]")).to_contain_text("no image that states a version")
     page.click("[data-view=yaml]")
@@ -342,6 +342,37 @@ def test_memory_gpu_type_version_and_open_job_in_the_form(open_page: OpenPage) -
     main.locator("[data-size]").select_option("cpu-small")
     expect(page.locator("#f-gpuType")).to_have_value("")
     expect(main.locator("[data-path=memoryMB]")).to_have_value("4 GB")
+
+
+def test_framework_version_selects_the_image(
+    open_page: OpenPage, sluice_server: RunningSluice
+) -> None:
+    sluice_server.manage(
+        "shell",
+        "-c",
+        "from clusters.models import Cluster; c = Cluster.objects.get(); "
+        "c.image_aliases['pytorch:2.3'] = 'busybox.sif'; c.save()",
+    )
+    page = open_page("alice")
+    open_submit(page)
+    page.fill("#f-jobName", "versioned")
+    page.fill("#f-image", "python")
+    role(page, 0).locator("[data-path=command]").fill("echo rank $RANK")
+    page.select_option("[data-preset]", "pytorch/ddp")
+    page.select_option("[data-version]", "2.3")
+    expect(page.locator("#f-image")).to_have_value("")
+    wait_until_checked(page)
+    # An image of another version contradicts the choice; the problem is shown at the image.
+    page.fill("#f-image", "pytorch:2.4")
+    expect(page.locator("[data-problems]")).to_contain_text("framework.version is 2.3")
+    page.fill("#f-image", "")
+    wait_until_checked(page)
+    job_id = submit(page)
+    expect(page.locator("#job-state")).to_have_attribute(
+        "data-state", "COMPLETED", timeout=END_TIMEOUT_MS
+    )
+    spec = sluice_server.api("GET", f"jobs/{job_id}/spec").json()
+    assert (spec["image"], spec["framework"]["version"]) == ("pytorch:2.3", "2.3")
 
 
 def test_editor_completes_fields_and_marks_lines(open_page: OpenPage) -> None:
