@@ -154,6 +154,7 @@ def test_horovodrun(submit: Submit) -> None:
     assert len({weights for *_, weights in results}) == 1
 
 
+@pytest.mark.proves("framework.strategy")
 def test_mpirun_in_the_container(submit: Submit) -> None:
     command = (
         'mpirun -np "$MPI_WORLD_SIZE" -H "$MPI_HOST_LIST" --oversubscribe python3 mpi_training.py'
