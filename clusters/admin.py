@@ -92,7 +92,7 @@ class StatusInline(StatusStackedInline):
     fields = (
         "last_pass_at",
         "last_ok_at",
-        "last_error",
+        "last_error_text",
         "slurm_version",
         "clock_skew_s",
         "check_result",
@@ -102,14 +102,18 @@ class StatusInline(StatusStackedInline):
     def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
         return False
 
+    @admin.display(description=_("last error"))
+    def last_error_text(self, status: ClusterStatus) -> str:
+        return translate(status.last_error)
+
     @admin.display(description=_("last check"))
     def check_result(self, status: ClusterStatus) -> str | SafeString:
         results = status.doctor.get("lines", [])
         if not results:
             return str(_("Never checked: run manage.py cluster check."))
         text = "\n".join(
-            f"{result['outcome'].upper():10} {result['title']}: {result['found']}"
-            + (f"\n{'':10} → {result['remedy']}" if result.get("remedy") else "")
+            f"{result['outcome'].upper():10} {translate(result['title'])}: {translate(result['found'])}"
+            + (f"\n{'':10} → {translate(result['remedy'])}" if result.get("remedy") else "")
             for result in results
         )
         return format_html('<pre style="white-space: pre-wrap">{}</pre>', text)

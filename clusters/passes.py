@@ -94,7 +94,7 @@ class Pass(ABC):
     Created when this engine acquires the lease of the cluster, closed when it loses it.
     """
 
-    name: ClassVar[str]  # also the prefix of the log action: `<name>_failed`
+    name: ClassVar[str]  # a failed run is logged with `action: <name>_failed`
     initial_delay_s: ClassVar[float] = 0.0
     runs_while_disabled: ClassVar[bool] = False  # run also while the cluster has `enabled=False`
     runs_once: ClassVar[bool] = True  # run also in `engine --once`

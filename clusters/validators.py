@@ -155,10 +155,10 @@ def validate_key_file(value: str) -> None:
 
 
 def parse_host_key(line: str) -> str:
-    """`type base64` of one pinned key; takes lines of known_hosts, ssh-keyscan and *.pub files."""
+    """Return the key of a line as `type base64`. Accepts lines of known_hosts, of ssh-keyscan and of *.pub files."""
     fields = line.split()
     if fields and fields[0] not in HOST_KEY_TYPES:
-        fields = fields[1:]  # host names in lines of known_hosts and ssh-keyscan
+        fields = fields[1:]  # lines of known_hosts and ssh-keyscan begin with the host names
     if len(fields) < 2 or fields[0] not in HOST_KEY_TYPES:
         raise ValidationError(
             _(

@@ -108,11 +108,11 @@ class BoundedRequest(WebRequest):  # type: ignore[misc]
     def gotLength(self, length: int | None) -> None:  # noqa: N802
         super().gotLength(length)
         if length:
-            self._check_size(length)
+            self._refuse_or_authenticate(length)
 
     def handleContentChunk(self, data: bytes) -> None:  # noqa: N802
         self._received_bytes += len(data)
-        self._check_size(self._received_bytes)
+        self._refuse_or_authenticate(self._received_bytes)
         if self._authenticating:
             # Received before the pause took effect: at most one read buffer.
             self._buffered.append(data)
@@ -125,7 +125,7 @@ class BoundedRequest(WebRequest):  # type: ignore[misc]
         elif not self._refused:
             super().requestReceived(command, path, version)
 
-    def _check_size(self, size: int) -> None:
+    def _refuse_or_authenticate(self, size: int) -> None:
         if self._refused or self._authenticating:
             return
         if size > body_limit(self.channel._path):

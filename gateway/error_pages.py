@@ -32,7 +32,7 @@ def permission_denied(request: HttpRequest, exception: Exception) -> HttpRespons
 
 
 def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
-    sentence = _("The address is wrong, it was deleted, or you may not see it.")
+    sentence = _("The address is wrong, the page was deleted, or you may not see it.")
     return problem_or_page(request, 404, _("Not found"), sentence)
 
 

@@ -18,7 +18,7 @@ from jobs.jobfile import build_json_schema
 from jobs.jobfile.form import FORM_KEY
 
 Schema = dict[str, Any]
-CONTROL_WIDTHS = {"int": "quarter", "nullint": "quarter", "float": "quarter"}
+CONTROL_WIDTHS = dict.fromkeys(("int", "nullint", "float", "memory"), "quarter")
 LIST_CONTROLS = ("rows", "map", "section")
 FULL_WIDTH_CONTROLS = ("textarea", "flag", *LIST_CONTROLS)
 
@@ -60,7 +60,7 @@ def _translate_field(field: Schema) -> Schema:
 
 
 def _translate(text: str) -> str:
-    """pydantic's JSON schema holds plain strings; they are msgids, marked by `_` in the model."""
+    """Translate a text of the JSON schema. It is a plain string, but also a msgid, which `_` in the model marks."""
     return gettext(text) if text else ""
 
 

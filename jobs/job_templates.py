@@ -1,7 +1,7 @@
 """Templates: saved job files with parameters, private, for a namespace or public.
 
-Decides who may use and change a template. A change names the version on which it is based; of two concurrent
-changes the second fails. The job file is stored as given, in any dialect.
+Decides who may use and change a template. A change names the version on which it is based, so that of two
+concurrent changes the second fails. The job file is stored as given, in any dialect.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from clusters.models import Namespace
 from core.errors import InvalidValue, NotAllowed, NotFound, VersionConflict
 from core.messages import _, join_messages
 from jobs import actions
-from jobs.jobfile import Problem, SpecError, to_document
+from jobs.jobfile import SpecError, to_document
 from jobs.jobfile.importers import load_document
 from jobs.jobfile.parameters import (
     MAX_PARAMETERS,
@@ -90,38 +90,34 @@ def find_declared_parameters(document: Mapping[str, Any]) -> list[TemplateParame
     declared = document.get("parameters")
     if "protocolVersion" not in document or not isinstance(declared, Mapping):
         return []
-    found = []
+    parameters = []
     for name, value in declared.items():
         if isinstance(value, bool):
-            found.append(TemplateParameter(str(name), kind="flag", default=value))
+            parameters.append(TemplateParameter(str(name), kind="flag", default=value))
         elif isinstance(value, int | float):
-            found.append(TemplateParameter(str(name), kind="number", default=value))
+            parameters.append(TemplateParameter(str(name), kind="number", default=value))
         elif isinstance(value, str):
-            found.append(TemplateParameter(str(name), default=value))
-    return found
+            parameters.append(TemplateParameter(str(name), default=value))
+    return parameters
 
 
 def _validate_template(
     document: Mapping[str, Any], parameters: Sequence[TemplateParameter]
 ) -> None:
-    """Check that the template gives a valid job file if each parameter has its default or a placeholder."""
+    """Check that the template gives a valid job file if each parameter has its default or a sample value."""
     if len(parameters) > MAX_PARAMETERS:
         raise InvalidValue(
-            _("At most %(limit)s parameters.", limit=MAX_PARAMETERS),
+            _("A template may have at most %(limit)s parameters.", limit=MAX_PARAMETERS),
             most=MAX_PARAMETERS,
         )
     check_parameters(parameters, document)
-    placeholder_values = {parameter.name: parameter.sample_value() for parameter in parameters}
-    loaded = load_document(fill_template(document, parameters, placeholder_values))
+    sample_values = {parameter.name: parameter.sample_value() for parameter in parameters}
+    loaded = load_document(fill_template(document, parameters, sample_values))
     if loaded.secrets or loaded.image_logins:
-        raise SpecError(
-            [
-                Problem(
-                    "secrets",
-                    _("templates do not store secret values; enter them when you submit a job."),
-                    "secret_in_template",
-                )
-            ]
+        raise SpecError.single(
+            "secrets",
+            _("templates do not store secret values; enter them when you submit a job."),
+            code="secret_in_template",
         )
 
 
@@ -174,7 +170,7 @@ def change_template(
 ) -> JobTemplate:
     """Change a template that still has the given version.
 
-    `changes` holds any of name, description, visibility, namespace, document, parameters.
+    `changes` may contain name, description, visibility, namespace, document and parameters.
     """
     if not can_edit_template(by, template):
         raise NotAllowed(_("You may use this template, but not change it. Copy it first."))
@@ -240,19 +236,12 @@ def build_submission(
 ) -> SubmissionRequest:
     """Fill in the parameters and parse the resulting job file as a submission of the person."""
     document = fill_template(template.spec, parameters_from_json(template.parameters), values)
-    submission = parse_submission(
-        by=by, document=document, secrets=secrets, code=code, name=name, namespace=namespace
-    )
-    if name:
-        return submission
-    # Append a number if a live job of the person has this name already.
-    unused_name = actions.find_unused_name(by, submission.spec.job_name)
-    spec = submission.spec.model_copy(update={"job_name": unused_name})
-    return SubmissionRequest(
-        spec=spec,
-        namespace=submission.namespace,
-        warnings=submission.warnings,
-        dialect=submission.dialect,
-        secrets=submission.secrets,
-        code=submission.code,
+    return parse_submission(
+        by=by,
+        document=document,
+        secrets=secrets,
+        code=code,
+        name=name,
+        namespace=namespace,
+        unique_name=not name,
     )

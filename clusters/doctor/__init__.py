@@ -17,7 +17,7 @@ from django.utils import timezone
 from clusters.access import SUBMITTER_ROLES, roles_of
 from clusters.connections import create_transport_factory, slurm_commands_for
 from clusters.doctor import login_checks, slurm_checks
-from clusters.doctor.checks import Check, CheckContext, CheckFailed, CheckOutcome, CheckResult
+from clusters.doctor.check_types import Check, CheckContext, CheckFailed, CheckOutcome, CheckResult
 from clusters.errors import ClusterError, IdentityRefused, SlurmUnavailable
 from clusters.models import Cluster, Membership, Namespace, store_status, unix_user_for
 from core.messages import msg, serialize

@@ -6,7 +6,7 @@ import socket
 import time
 
 from clusters.connections import check_may_act_as, fetch_passwd_entry
-from clusters.doctor.checks import CheckContext, CheckFailed, CheckOutcome, FailureText
+from clusters.doctor.check_types import CheckContext, CheckFailed, CheckOutcome, FailureText
 from clusters.errors import AuthFailed, HostKeyMismatch
 from clusters.models import Cluster
 from clusters.transport.identity import check_uid

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 
-from clusters.doctor.checks import CheckContext, CheckFailed, CheckOutcome, FailureText
+from clusters.doctor.check_types import CheckContext, CheckFailed, CheckOutcome, FailureText
 from clusters.errors import CommandTimeout, RemoteFileError, SlurmUnavailable
 from clusters.models import Cluster, Namespace
 from clusters.pyslurm_reader import PyslurmReader

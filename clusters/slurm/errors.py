@@ -22,7 +22,7 @@ from core.messages import Message, msg
 # Matches `sacct: error: …`, `slurm_load_jobs error: …`, `sbatch: fatal: …`, but no login banner or locale warning.
 _ERROR_LINE = re.compile(r"(?:^|\s)(?:error|fatal): ", re.MULTILINE)
 
-_CONTROLLER_UNAVAILABLE = (
+_CONTROLLER_UNAVAILABLE_TEXTS = (
     "unable to contact slurm controller",
     "socket timed out on send/recv",
     "zero bytes were transmitted or received",
@@ -46,7 +46,7 @@ _CONTROLLER_UNAVAILABLE = (
     "no route to host",
     "network is unreachable",
 )
-_DATABASE_UNAVAILABLE = (
+_DATABASE_UNAVAILABLE_TEXTS = (
     "slurm_persist_conn_open",
     "persistinit",
     "problem talking to the database",
@@ -100,7 +100,7 @@ def classify_failure(result: CommandResult) -> ClusterError:
             ),
             detail=text,
         )
-    if any(phrase in lowered for phrase in _DATABASE_UNAVAILABLE):
+    if any(phrase in lowered for phrase in _DATABASE_UNAVAILABLE_TEXTS):
         return SlurmUnavailable(
             msg(
                 "slurm.slurm-accounting-database-does",
@@ -108,7 +108,7 @@ def classify_failure(result: CommandResult) -> ClusterError:
             ),
             detail=text,
         )
-    if any(phrase in lowered for phrase in _CONTROLLER_UNAVAILABLE):
+    if any(phrase in lowered for phrase in _CONTROLLER_UNAVAILABLE_TEXTS):
         return SlurmUnavailable(
             msg("pyslurm.slurm-controller-does-not", "Slurm's controller does not respond."),
             detail=text,
@@ -137,7 +137,7 @@ def _program_name(result: CommandResult) -> str:
 
 
 # With these messages of sbatch, slurmctld may have accepted the job: the request or its response was lost.
-_OUTCOME_UNKNOWN = (
+_OUTCOME_UNKNOWN_TEXTS = (
     "socket timed out on send/recv",
     "unable to contact slurm controller (receive failure)",
     "unable to contact slurm controller (send failure)",
@@ -296,7 +296,7 @@ def classify_submit_failure(exit_code: int, stderr: str) -> ClusterError:
     the request. CommandTimeout: outcome unknown; search for the job by its work directory before a retry.
     """
     lowered = stderr.lower()
-    if exit_code in (124, 137) or any(phrase in lowered for phrase in _OUTCOME_UNKNOWN):
+    if exit_code in (124, 137) or any(phrase in lowered for phrase in _OUTCOME_UNKNOWN_TEXTS):
         return CommandTimeout(
             msg(
                 "slurm.slurm-did-not-answer",

@@ -292,8 +292,8 @@ _KEY = re.compile(r"(?:^|(?<= ))([A-Za-z][\w:/()-]*)=")
 def parse_pairs(line: str) -> dict[str, str]:
     """Parse one line of `scontrol -o`: `Key=value Key=value with spaces Key=`.
 
-    Values may contain spaces (Reason, Comment, OS) and `x=y`. Free text of the form ` word=` cannot be
-    distinguished from a key; of a repeated key the first value applies.
+    Values may contain spaces (Reason, Comment, OS) and `=`. scontrol does not escape them, so a ` word=` in free text is
+    parsed as a key. If a key occurs more than once, its first value is returned.
     """
     keys = list(_KEY.finditer(line))
     pairs: dict[str, str] = {}

@@ -343,7 +343,10 @@ _FREE_TEXT_REASONS: tuple[tuple[str, Explanation], ...] = (
 
 
 def explain_reason(reason: str) -> Explanation:
-    """The explanation of a reason as squeue (%r) or sacct (Reason) prints it. Quotes an unknown reason."""
+    """Return the explanation of a reason as squeue (%r) or sacct (Reason) prints it.
+
+    The explanation of an unknown reason quotes what Slurm printed.
+    """
     text = reason.strip().strip("()")
     if found := _BY_LOWER.get(text.lower()):
         return found

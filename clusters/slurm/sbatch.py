@@ -69,33 +69,36 @@ class SubmitOutcome:
 _PARSABLE_OUTPUT = re.compile(r"(\d+)(?:;\S+)?\Z")
 
 
-# sh program that runs sbatch for each job on stdin. $1: separator of this run, $2: seconds within which it starts
-# sbatch, $3: path of sbatch.
-# stdin, one line each per job: token, work directory, script, marker (or empty), `run` or `abandon`, number of options,
-# the options. stdout per job: SEP token SEP <stdout of sbatch> SEP exit code SEP stderr SEP newline. It is written
-# while the program runs, so truncated output shows which jobs were started and which were accepted.
-#
-# With a marker the program is idempotent, also if two engines run it at once: `set -C` (noclobber) lets exactly one
-# process create the marker and run sbatch. The others print the stored result, or 124 while there is none.
-# SBATCH_* and SLURM_* of the login environment would override the script (SBATCH_PARTITION, …): all but SLURM_CONF
-# are removed. After a "controller unavailable" error the program stops, because the other jobs would get the same
-# error.
-# One `timeout` around the program limits a hanging sbatch (a `timeout` process per sbatch costs a fifth of sbatch's own
-# time). No sbatch starts after the window, so each has its minimum time. The TERM trap makes sh wait for an sbatch that
-# ignores SIGTERM until `timeout` sends SIGKILL to both: after the command has ended, no sbatch runs.
+# sh program that runs sbatch for each job on stdin.
 _SUBMIT_MANY_PROGRAM = r"""
+# Arguments: the separator of this run, the seconds within which it starts sbatch, the path of sbatch.
 sep=$1 start_window=$2 sbatch=$3
+
+# Time-out: one `timeout` around the program limits a hanging sbatch (a `timeout` process per sbatch costs a fifth of
+# the time of sbatch). The TERM trap makes sh wait for an sbatch that ignores SIGTERM until `timeout` sends SIGKILL to
+# both: after the command has ended, no sbatch runs.
 trap 'exit 124' TERM
+
+# Environment: SBATCH_* and SLURM_* of the login environment would override the script (SBATCH_PARTITION, ...). All
+# but SLURM_CONF are removed.
 for name in $(env | sed -n -e 's/^\(SBATCH_[A-Za-z0-9_]*\)=.*/\1/p' -e 's/^\(SLURM_[A-Za-z0-9_]*\)=.*/\1/p'); do
   [ "$name" = SLURM_CONF ] || unset "$name"
 done
 exec 3>&1
 umask 077
+
+# Time-out: no sbatch starts after the deadline, so each has its minimum time.
 read_uptime() { IFS=. read -r now _ </proc/uptime; }
 read_uptime
 deadline=$((now + start_window))
+
+# Output per job: SEP token SEP <stdout of sbatch> SEP exit code SEP stderr SEP newline. It is written while the program
+# runs, so truncated output shows which jobs were started and which were accepted.
 print_result() { printf '%s%s%s%s%s\n' "$sep" "$code" "$sep" "$stderr" "$sep"; }
 print_file() { while IFS= read -r line; do printf '%s\n' "$line"; done <"$1"; }
+
+# Marker: makes the program idempotent, also if two engines run it at once. `set -C` (noclobber) lets exactly one process
+# create the marker and run sbatch. The others print the stored result, or 124 while there is none.
 claim_marker() {
   set -C
   { printf '%s\n' "$$" >"$marker"; } 2>/dev/null
@@ -121,6 +124,10 @@ run_sbatch() {
   [ ! -s "$marker.out" ] || print_file "$marker.out"
   [ "$code" -eq 0 ] || printf '%s\n%s\n' "$code" "$stderr" >"$marker.end"
 }
+
+# Input, one line each per job: token, work directory, script, marker (or empty), `run` or `abandon`, number of options,
+# the options. `abandon` creates the marker and runs no sbatch, so that no later program can submit the job; if sbatch
+# was started before, it prints the stored result like `run`.
 while IFS= read -r token && IFS= read -r dir && IFS= read -r script && IFS= read -r marker &&
   IFS= read -r action && IFS= read -r count; do
   set -- --parsable --chdir="$dir"
@@ -140,6 +147,7 @@ while IFS= read -r token && IFS= read -r dir && IFS= read -r script && IFS= read
   fi
   run_sbatch "$@"
   print_result
+  # If the controller is unavailable, the other jobs would get the same error.
   case $code:$stderr in
     0:*) ;;
     *'Unable to contact slurm controller'*|*'timed out'*|*'Zero Bytes'*|*'Rate limit'*) exit 0 ;;

@@ -34,7 +34,9 @@ from core.messages import msg
 
 # Interval at which paramiko's reader thread checks whether it was closed. `_close_transport` wakes it at once.
 READER_POLL_S = 5.0
-WINDOW_BYTES = 4 * 1024 * 1024
+# Twice paramiko's default. A server sends at most this much on a channel before paramiko confirms it, so the window limits
+# the throughput of downloads to one window per round trip.
+CHANNEL_WINDOW_BYTES = 4 * 1024 * 1024
 
 # paramiko logs tracebacks of errors that Sluice handles (a refused session, a broken connection). The exceptions of
 # this package have the relevant part; to see paramiko's log, set the level of this logger.
@@ -99,7 +101,7 @@ def _handshake(target: SshTarget) -> paramiko.Transport:
     limit_s = target.connect_timeout_s + target.banner_timeout_s
     sock = _open_socket(target)
     transport = paramiko.Transport(
-        sock, default_window_size=WINDOW_BYTES, default_max_packet_size=PACKET_BYTES
+        sock, default_window_size=CHANNEL_WINDOW_BYTES, default_max_packet_size=PACKET_BYTES
     )
     transport.banner_timeout = target.banner_timeout_s
     transport.handshake_timeout = limit_s

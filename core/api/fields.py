@@ -32,7 +32,9 @@ def _unknown_field_message(name: str, known_names: list[str]) -> str:
     similar_names = get_close_matches(name, known_names, n=1, cutoff=0.5)
     if similar_names:
         return _("There is no such field. Did you mean “%(near)s”?") % {"near": similar_names[0]}
-    return _("There is no such field. Known are: %(known)s.") % {"known": ", ".join(known_names)}
+    return _("There is no such field. The fields are: %(known)s.") % {
+        "known": ", ".join(known_names)
+    }
 
 
 class StrictCharField(serializers.CharField):

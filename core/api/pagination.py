@@ -43,7 +43,11 @@ def decode_cursor(cursor: str, query: str) -> tuple[Any, uuid.UUID]:
         key = (datetime.fromisoformat(value) if value_type == "t" else value), uuid.UUID(last_id)
     except (signing.BadSignature, ValueError, TypeError) as error:
         raise ValidationError(
-            {"cursor": [_("This is no cursor of ours. Take it from “next” of the page before.")]},
+            {
+                "cursor": [
+                    _("The cursor is invalid. Use the value of “next” from the previous page.")
+                ]
+            },
             code="cursor_invalid",
         ) from error
     if issued_for != query:

@@ -84,7 +84,11 @@ def parse_json(body: bytes) -> Any:
     if "\\u" in text:
         for string in _iter_strings(value):
             if "\0" in string or not _is_encodable(string):
-                raise ParseError(_("The body holds a NUL or half a character (a lone surrogate)."))
+                raise ParseError(
+                    _(
+                        "The body contains a NUL character or invalid Unicode (an unpaired surrogate)."
+                    )
+                )
     return value
 
 

@@ -17,7 +17,7 @@ from rest_framework.request import Request
 
 # Reading a file may hang with its cluster. A separate thread pool keeps such reads from delaying websockets.
 _reader_threads = ThreadPoolExecutor(max_workers=32, thread_name_prefix="download")
-_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})\Z")
+_RANGE_HEADER = re.compile(r"bytes=(\d{0,18})-(\d{0,18})\Z")
 
 
 class RangeNotSatisfiable(APIException):
@@ -66,7 +66,7 @@ def parse_range(request: Request, size: int) -> tuple[int, int]:
     The range is the whole file if there is no Range header, or if the header has several ranges, which RFC 9110
     allows to ignore.
     """
-    match = _RANGE.match(request.headers.get("Range", "").strip())
+    match = _RANGE_HEADER.match(request.headers.get("Range", "").strip())
     if not match or match.groups() == ("", ""):
         return 0, size
     first, last = match.groups()

@@ -12,13 +12,18 @@ from __future__ import annotations
 
 import contextlib
 import os
+from enum import StrEnum
 from pathlib import Path
 
 from devtools.embedded_cluster.layout import NODES, Layout, read_state, write_state
 
-CGROUP, POLLING = "cgroup", "polling"
 # Number of job ids that each cluster on a machine may use, so that the ids of two clusters do not overlap.
 JOB_IDS_PER_CLUSTER = 1000
+
+
+class MemoryEnforcement(StrEnum):
+    CGROUP = "cgroup"  # by the kernel
+    POLLING = "polling"  # by slurmd
 
 
 def find_memory_controller() -> Path | None:
@@ -39,27 +44,28 @@ def find_memory_controller() -> Path | None:
     return None
 
 
-def get_memory_enforcement(layout: Layout) -> str:
-    """Return CGROUP or POLLING. A cluster for which `use_polling` was called stays with POLLING."""
-    if read_state(layout).get("memory") == POLLING:
-        return POLLING
-    return CGROUP if find_memory_controller() else POLLING
+def get_memory_enforcement(layout: Layout) -> MemoryEnforcement:
+    """Return how the limit is enforced. A cluster for which `use_polling` was called stays with POLLING."""
+    if read_state(layout).get("memory") == MemoryEnforcement.POLLING:
+        return MemoryEnforcement.POLLING
+    return MemoryEnforcement.CGROUP if find_memory_controller() else MemoryEnforcement.POLLING
 
 
 def use_polling(layout: Layout) -> None:
     """Store that cgroups are not usable for this cluster."""
-    write_state(layout, {**read_state(layout), "memory": POLLING})
+    write_state(layout, {**read_state(layout), "memory": MemoryEnforcement.POLLING.value})
 
 
 def render_slurm_conf_lines(layout: Layout) -> list[str]:
-    if get_memory_enforcement(layout) == CGROUP:
+    if get_memory_enforcement(layout) is MemoryEnforcement.CGROUP:
         return ["TaskPlugin=task/cgroup"]
     return ["TaskPlugin=task/none", "JobAcctGatherParams=OverMemoryKill"]
 
 
 def render_cgroup_conf(layout: Layout, slurm_version: tuple[int, int]) -> str:
     controller = find_memory_controller()
-    if get_memory_enforcement(layout) == CGROUP and controller is not None:
+    uses_cgroup = get_memory_enforcement(layout) is MemoryEnforcement.CGROUP
+    if uses_cgroup and controller is not None:
         return (
             f"CgroupPlugin=cgroup/v1\nCgroupMountpoint={controller.parent}\n"
             "ConstrainRAMSpace=yes\nConstrainSwapSpace=yes\nAllowedSwapSpace=0\n"
@@ -89,8 +95,8 @@ def remove_cgroups(layout: Layout) -> None:
     """Remove the cgroups of killed jobs of this cluster, which Slurm does not remove.
 
     After a reset the cluster starts with the same job ids again, and Slurm does not start a job if its cgroup exists
-    with a smaller limit. Cgroups of other clusters are not touched: a cgroup without processes may belong to a job
-    that is just starting.
+    with a smaller limit. Only cgroups with job ids of this cluster are removed: rmdir would also remove the still empty
+    cgroup of another cluster's job that is just starting.
     """
     controller, first = find_memory_controller(), read_state(layout).get("first_job_id")
     if controller is None or first is None:

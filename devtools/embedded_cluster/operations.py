@@ -126,7 +126,7 @@ def start_nodes(layout: Layout, remarks: list[str]) -> None:
             memory.remove_cgroups(layout)
         done = {name: daemons[name].ensure_running() for name in NODE_NAMES}
     except ClusterSetupError:
-        if memory.get_memory_enforcement(layout) == memory.POLLING:
+        if memory.get_memory_enforcement(layout) is memory.MemoryEnforcement.POLLING:
             raise
         # Some machines have cgroups that slurmd cannot use. With polling everything works except the state
         # OUT_OF_MEMORY.

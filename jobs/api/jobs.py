@@ -35,7 +35,7 @@ from core.errors import InvalidValue
 from core.messages import msg
 from core.translation import translate
 from jobs import actions
-from jobs.api import jobfiles, shapes
+from jobs.api import shapes, submission_parsers
 from jobs.api.filters import (
     JOB_LIST_PARAMETERS,
     QueryParser,
@@ -56,7 +56,12 @@ from jobs.api.job_shape import (
     WarningShape,
     select_job_shape,
 )
-from jobs.api.jobfiles import JobFileParser, MultipartParser, RawSubmission, get_raw_submission
+from jobs.api.submission_parsers import (
+    JobFileParser,
+    MultipartParser,
+    RawSubmission,
+    get_raw_submission,
+)
 from jobs.jobfile import SpecWarning, dump
 from jobs.jobfile.importers import load_document
 from jobs.models import Job
@@ -109,7 +114,7 @@ class JobListView(APIView):
         tags=["jobs"],
         summary="Submit a job: a job file in any known format, with or without code",
         parameters=[IDEMPOTENCY_KEY_HEADER],
-        request=jobfiles.SUBMIT_REQUEST_SCHEMAS,
+        request=submission_parsers.SUBMIT_REQUEST_SCHEMAS,
         responses={
             201: serializer_of(JobDetailShape),
             **REPLAYED_RESPONSE,
@@ -156,7 +161,7 @@ class JobPlanView(APIView):
         operation_id="jobs_plan",
         tags=["jobs"],
         summary="Plan a job file without submitting it: plan as text, script, warnings, problems",
-        request=jobfiles.SUBMIT_REQUEST_SCHEMAS,
+        request=submission_parsers.SUBMIT_REQUEST_SCHEMAS,
         responses={
             200: serializer_of(shapes.PreviewShape),
             **problem_responses(400, 404, 413, 415, 422),
@@ -199,6 +204,8 @@ def _serialize_preview(job_preview: Preview, may_submit: bool) -> shapes.Preview
         ),
         "expected_start_is_estimate": job_preview.expected_start is not None,
         "machine_hours": plan.totals.machine_hours if plan else None,
+        "gpu_hours": plan.totals.gpu_hours if plan else None,
+        "node_hours": plan.totals.node_hours if plan else None,
         "script": job_preview.script,
     }
 
@@ -297,6 +304,20 @@ class JobStopView(APIView):
     def post(self, request: Request, id: uuid.UUID) -> HttpResponse:
         user = authenticated_user(request)
         actions.stop_job(job=find_job(user, id), by=user)
+        return json_response(serialize_job_detail(request, id))
+
+
+class JobReleaseView(APIView):
+    @extend_schema(
+        operation_id="jobs_release",
+        tags=["jobs"],
+        summary="End the failed tasks that a job with isDebug keeps; the job ends with their exit code",
+        request=None,
+        responses={200: serializer_of(JobDetailShape), **problem_responses(403, 404, 409)},
+    )
+    def post(self, request: Request, id: uuid.UUID) -> HttpResponse:
+        user = authenticated_user(request)
+        actions.release_job(job=find_job(user, id), by=user)
         return json_response(serialize_job_detail(request, id))
 
 

@@ -34,7 +34,7 @@ from jobs.api import shapes
 from jobs.api.filters import QueryParser, build_page_parameters, parse_body
 from jobs.api.job_detail import IDEMPOTENCY_KEY_HEADER, REPLAYED_RESPONSE, respond_idempotently
 from jobs.api.job_shape import JobDetailShape
-from jobs.api.jobfiles import SubmitOptionsSerializer
+from jobs.api.submission_parsers import SubmitOptionsSerializer
 from jobs.jobfile.parameters import PARAMETER_KINDS
 from jobs.models import Job, JobTemplate
 from jobs.store.access import find_job

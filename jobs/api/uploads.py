@@ -25,7 +25,7 @@ from core.api.schema import problem_responses
 from core.api.shapes import format_timestamp, serializer_of
 from jobs.api import shapes
 from jobs.api.filters import QueryParser
-from jobs.api.jobfiles import MultipartParser, RawSubmission, get_raw_submission
+from jobs.api.submission_parsers import MultipartParser, RawSubmission, get_raw_submission
 from jobs.models import CodeUpload, UploadOwner
 from jobs.store.uploads import IncomingUpload, find_upload, release_upload
 

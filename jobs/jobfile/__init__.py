@@ -18,8 +18,6 @@ from jobs.jobfile.serialize import (
     build_json_schema,
     dump,
     dump_document,
-    list_fields,
-    render_field_table,
     to_document,
 )
 
@@ -40,7 +38,5 @@ __all__ = [
     "build_json_schema",
     "dump",
     "dump_document",
-    "list_fields",
-    "render_field_table",
     "to_document",
 ]

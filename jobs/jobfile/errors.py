@@ -15,7 +15,7 @@ from core.messages import Message, _, serialize
 
 MAX_SHOWN_VALUE_CHARS = 80
 
-# Location: path of a value in a document, such as ("taskRoles", 1, "name").
+# Location of a value in a document: its keys and indices, such as ("taskRoles", 1, "name").
 Loc = tuple[str | int, ...]
 
 
@@ -35,7 +35,9 @@ class Problem:
     message: Message  # names the violated rule, and how to comply
     code: str = "invalid"
     value: str = ""  # the value in the file, shortened
-    suggestion: str = ""  # a known key or value with a similar spelling
+    suggestion: str = (
+        ""  # a known key or value with a similar spelling, or a change that would help
+    )
     line: int | None = None
     column: int | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
@@ -44,7 +46,7 @@ class Problem:
         return str(self.located_message())
 
     def located_message(self) -> Message:
-        """The message with path and line."""
+        """Return the message with the path and, if known, the line in front."""
         place = self.path or _("job file")
         if self.line is None:
             return _("%(place)s: %(message)s", place=place, message=self.message)
@@ -75,7 +77,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class SpecWarning:
-    """Something that was accepted but dropped or changed, or is probably wrong."""
+    """A value of an accepted job file that was dropped or changed, or is probably wrong."""
 
     path: str
     message: Message
@@ -93,7 +95,7 @@ class SpecWarning:
 
 
 class SpecError(Exception):
-    """The job file is refused. `problems` is never empty."""
+    """The job file is refused. `problems` has at least one entry; `dialect` is empty if it was not recognized."""
 
     def __init__(self, problems: Iterable[Problem], *, dialect: str = "") -> None:
         self.problems: tuple[Problem, ...] = tuple(problems)
@@ -139,10 +141,5 @@ def format_path(loc: Loc) -> str:
 def raise_problem(
     loc: Loc, position: Position, code: str, message: Message, value: object = ""
 ) -> NoReturn:
-    raise SpecError(
-        [
-            Problem(format_path(loc), message, code=code, value=shorten(value)).with_position(
-                position
-            )
-        ]
-    ) from None
+    problem = Problem(format_path(loc), message, code=code, value=shorten(value))
+    raise SpecError([problem.with_position(position)]) from None

@@ -1,6 +1,6 @@
 """Types of values in a job file: names, paths, numbers, durations, values of environment variables.
 
-Each is a pydantic annotation with a validator, which has the message for invalid values. Pure.
+Each type is a pydantic annotation with a validator, which raises the message for invalid values. Pure.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ MAX_TEXT_CHARS = 64 * 1024
 MAX_ENV_VALUE_BYTES = 128 * 1024  # execve of Linux refuses longer strings (MAX_ARG_STRLEN)
 MAX_PATH_CHARS = 4096
 MAX_NAME_CHARS = 255
+MAX_ROLE_CHARS = 128
 MAX_DURATION_S = 3650 * 86400
 
 _IDEOGRAPHS = "\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
@@ -29,19 +30,19 @@ ROLE_NAME_PATTERN = r"^[A-Za-z0-9._~-]+$"
 ENV_NAME_PATTERN = r"^[A-Za-z_][A-Za-z0-9_]*$"
 PARAMETER_KEY_PATTERN = r"^[A-Za-z0-9_][A-Za-z0-9._-]*$"
 
-_JOB_NAME = re.compile(JOB_NAME_PATTERN)
-_ROLE_NAME = re.compile(ROLE_NAME_PATTERN)
-_ENV_NAME = re.compile(ENV_NAME_PATTERN)
-_PARAMETER_KEY = re.compile(PARAMETER_KEY_PATTERN)
-_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
-_SURROGATE = re.compile(r"[\ud800-\udfff]")
-_NOT_ALNUM = re.compile(r"[^A-Za-z0-9]")
+_JOB_NAME_REGEX = re.compile(JOB_NAME_PATTERN)
+_ROLE_NAME_REGEX = re.compile(ROLE_NAME_PATTERN)
+_ENV_NAME_REGEX = re.compile(ENV_NAME_PATTERN)
+_PARAMETER_KEY_REGEX = re.compile(PARAMETER_KEY_PATTERN)
+_CONTROL_CHARACTER_REGEX = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_SURROGATE_REGEX = re.compile(r"[\ud800-\udfff]")
+_NOT_ALNUM_REGEX = re.compile(r"[^A-Za-z0-9]")
 
 
 def validation_error(code: str, message: Message, **params: Any) -> PydanticCustomError:
     """Build the error that a validator raises for an invalid value."""
-    # pydantic fills its template from the context. The message is a value of the context, so that braces in it are
-    # not taken for a template.
+    # pydantic replaces {name} in its template by values of the context. The message is passed as such a value, because
+    # braces in it must not be replaced.
     return PydanticCustomError(
         "sluice_" + code,
         "{message}",
@@ -53,14 +54,14 @@ def validation_error(code: str, message: Message, **params: Any) -> PydanticCust
 
 
 def _require_text(value: Any, what: str = "") -> str:
-    if isinstance(value, bool) or not isinstance(value, str):
+    if not isinstance(value, str):
         raise validation_error(
             "text_type",
             _("must be %(what)s, not %(kind)s.", what=what or _("text"), kind=describe_type(value)),
         )
     if "\x00" in value:
         raise validation_error("nul", _("must not contain a NUL character."))
-    if _SURROGATE.search(value):
+    if _SURROGATE_REGEX.search(value):
         raise validation_error("surrogate", _("must be valid Unicode text."))
     return value
 
@@ -84,8 +85,12 @@ def describe_type(value: object) -> str:
 
 def _require_line(value: Any, *, limit: int) -> str:
     text = _require_text(value)
-    if _CONTROL_CHARACTER.search(text):
+    if _CONTROL_CHARACTER_REGEX.search(text):
         raise validation_error("control", _("must not contain control characters or line breaks."))
+    return _limit_length(text, limit)
+
+
+def _limit_length(text: str, limit: int) -> str:
     if len(text) > limit:
         raise validation_error(
             "too_long",
@@ -99,22 +104,12 @@ def _require_line(value: Any, *, limit: int) -> str:
 
 
 def _validate_text(value: Any) -> str:
-    text = _require_text(value)
-    if len(text) > MAX_TEXT_CHARS:
-        raise validation_error(
-            "too_long",
-            _(
-                "must have at most %(limit)s characters; it has %(count)s.",
-                limit=MAX_TEXT_CHARS,
-                count=len(text),
-            ),
-        )
-    return text
+    return _limit_length(_require_text(value), MAX_TEXT_CHARS)
 
 
 def _validate_job_name(value: Any) -> str:
     name = _require_line(value, limit=MAX_NAME_CHARS)
-    if not _JOB_NAME.match(name) or name in (".", ".."):
+    if not _JOB_NAME_REGEX.match(name) or name in (".", ".."):
         raise validation_error(
             "name",
             _("must consist of letters, digits, Chinese characters and - . _ ~."),
@@ -123,8 +118,8 @@ def _validate_job_name(value: Any) -> str:
 
 
 def _validate_role_name(value: Any) -> str:
-    name = _require_line(value, limit=128)
-    if not _ROLE_NAME.match(name):
+    name = _require_line(value, limit=MAX_ROLE_CHARS)
+    if not _ROLE_NAME_REGEX.match(name):
         raise validation_error("role_name", _("must consist of letters, digits and - . _ ~."))
     if not to_identifier(name):
         raise validation_error("role_name", _("must contain at least one letter or digit."))
@@ -133,7 +128,7 @@ def _validate_role_name(value: Any) -> str:
 
 def to_identifier(name: str) -> str:
     """Reduce a name to lower-case ASCII letters and digits, as in names of variables: ps-server → psserver."""
-    return _NOT_ALNUM.sub("", name).lower()
+    return _NOT_ALNUM_REGEX.sub("", name).lower()
 
 
 def is_identifier(name: str) -> bool:
@@ -178,6 +173,18 @@ def _validate_gpu_type(value: Any) -> str:
     return _require_line(value, limit=64).strip()
 
 
+def _validate_framework_version(value: Any) -> str:
+    # YAML reads 2.15 as a number, and 2.10 as 2.1, so such versions must be written as text.
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, float):
+        raise validation_error(
+            "version_text",
+            _('must be text: write it in quotes, such as "%(version)s".', version=value),
+        )
+    return _require_line(value, limit=64).strip()
+
+
 def _validate_mount_path(value: Any) -> str:
     text = _validate_path(value)
     # Apptainer, Singularity, enroot and pyxis split their bind options at these characters.
@@ -211,7 +218,7 @@ def _validate_mount_target(value: Any) -> str:
 
 def _validate_env_name(value: Any) -> str:
     name = _require_line(value, limit=MAX_NAME_CHARS)
-    if not _ENV_NAME.match(name):
+    if not _ENV_NAME_REGEX.match(name):
         raise validation_error(
             "env_name",
             _(
@@ -223,7 +230,7 @@ def _validate_env_name(value: Any) -> str:
 
 def _validate_parameter_key(value: Any) -> str:
     key = _require_line(value, limit=128)
-    if not _PARAMETER_KEY.match(key):
+    if not _PARAMETER_KEY_REGEX.match(key):
         raise validation_error(
             "parameter_key",
             _(
@@ -237,11 +244,7 @@ def _validate_parameter_key(value: Any) -> str:
 
 
 def _parse_integer(value: Any) -> int:
-    if isinstance(value, bool) or value is None:
-        raise validation_error(
-            "whole_number", _("must be a whole number, not %(kind)s.", kind=describe_type(value))
-        )
-    if isinstance(value, int):
+    if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
         return int(value)
@@ -265,6 +268,47 @@ def parse_bounded_integer(value: Any, low: int, high: int) -> int:
 def bounded_integer(low: int, high: int) -> BeforeValidator:
     """Build a validator that accepts whole numbers from `low` to `high`."""
     return BeforeValidator(lambda value: parse_bounded_integer(value, low, high))
+
+
+# Amounts of memory
+
+# In lower case. GB is GiB, as in FfDL's manifests, whose users write 1Gb for it.
+_MIB_PER_UNIT = {
+    "": 1.0,
+    **dict.fromkeys(("m", "mb", "mib"), 1.0),
+    **dict.fromkeys(("g", "gb", "gib"), 1024.0),
+    **dict.fromkeys(("t", "tb", "tib"), 1024.0**2),
+}
+_MEMORY = re.compile(r"\s*(?P<number>[0-9]{1,15}(?:\.[0-9]{1,15})?)\s*(?P<unit>[A-Za-z]*)\s*")
+
+
+def parse_memory_mib(value: Any) -> int | None:
+    """Parse an amount of memory such as 4 GB or 512MiB to MiB, units of 1024; without a unit it is in MiB.
+
+    None if it is not valid. static/sluice/format.js has the same parser.
+    """
+    if isinstance(value, bool):
+        return None
+    found = _MEMORY.fullmatch(value if isinstance(value, str) else str(value))
+    unit = _MIB_PER_UNIT.get(found["unit"].lower()) if found else None
+    return round(float(found["number"]) * unit) if found and unit is not None else None
+
+
+def bounded_memory(low: int, high: int) -> BeforeValidator:
+    """Build a validator that accepts MiB as a number, or an amount with a unit such as "4 GB"."""
+
+    def parse(value: Any) -> int:
+        if isinstance(value, str) and re.search(r"[A-Za-z.]", value):
+            amount = parse_memory_mib(value)
+            if amount is None:
+                raise validation_error(
+                    "memory",
+                    _("must be an amount of memory: a number of MB, or with a unit such as 4 GB."),
+                )
+            value = amount
+        return parse_bounded_integer(value, low, high)
+
+    return BeforeValidator(parse)
 
 
 def _parse_flag(value: Any) -> bool:
@@ -337,10 +381,10 @@ def _validate_json_value(value: Any) -> Any:
 # Durations
 
 _SECONDS_PER_UNIT = {"w": 7 * 86400, "d": 86400, "h": 3600, "m": 60, "s": 1}
-_UNIT_DURATION = re.compile(
+_UNIT_DURATION_REGEX = re.compile(
     r"(?:(?P<w>\d{1,9})w)?(?:(?P<d>\d{1,9})d)?(?:(?P<h>\d{1,9})h)?(?:(?P<m>\d{1,9})m(?:in)?)?(?:(?P<s>\d{1,9})s)?"
 )
-_CLOCK_DURATION = re.compile(
+_CLOCK_DURATION_REGEX = re.compile(
     r"(?:(?P<d>\d{1,6})-(?P<h>\d{1,3})(?::(?P<m>\d{1,3})(?::(?P<s>\d{1,3}))?)?"
     r"|(?P<h2>\d{1,9}):(?P<m2>\d{1,3}):(?P<s2>\d{1,3}))"
 )
@@ -351,13 +395,17 @@ def parse_duration(value: Any) -> int:
     seconds: int | None = None
     if isinstance(value, str):
         text = re.sub(r"\s+", "", value[:100]).lower()
-        if clock := _CLOCK_DURATION.fullmatch(text):
-            part = {key[0]: int(found or 0) for key, found in clock.groupdict().items() if found}
-            seconds = sum(_SECONDS_PER_UNIT[unit] * number for unit, number in part.items())
-        elif text and (units := _UNIT_DURATION.fullmatch(text)):
+        if clock := _CLOCK_DURATION_REGEX.fullmatch(text):
+            # The first letter of a group's name (h, h2, …) is the unit.
             seconds = sum(
-                _SECONDS_PER_UNIT[unit] * int(found or 0)
-                for unit, found in units.groupdict().items()
+                _SECONDS_PER_UNIT[group[0]] * int(number)
+                for group, number in clock.groupdict().items()
+                if number
+            )
+        elif text and (units := _UNIT_DURATION_REGEX.fullmatch(text)):
+            seconds = sum(
+                _SECONDS_PER_UNIT[unit] * int(number or 0)
+                for unit, number in units.groupdict().items()
             )
         elif re.fullmatch(r"\d{1,12}", text):
             seconds = int(text)
@@ -393,7 +441,7 @@ JobName = Annotated[
 RoleName = Annotated[
     str,
     BeforeValidator(_validate_role_name),
-    WithJsonSchema({"type": "string", "pattern": ROLE_NAME_PATTERN, "maxLength": 128}),
+    WithJsonSchema({"type": "string", "pattern": ROLE_NAME_PATTERN, "maxLength": MAX_ROLE_CHARS}),
 ]
 Command = Annotated[
     str, BeforeValidator(_validate_command), WithJsonSchema({"type": "string", "minLength": 1})
@@ -401,6 +449,13 @@ Command = Annotated[
 Image = Annotated[str, BeforeValidator(_validate_image)]
 Path = Annotated[str, BeforeValidator(_validate_path)]
 GpuType = Annotated[str, BeforeValidator(_validate_gpu_type)]
+FrameworkVersion = Annotated[str, BeforeValidator(_validate_framework_version)]
+RoleTitle = Annotated[
+    str,
+    BeforeValidator(lambda value: _require_line(value, limit=MAX_ROLE_CHARS).strip()),
+    WithJsonSchema({"type": "string", "maxLength": MAX_ROLE_CHARS}),
+]
+MEMORY_SCHEMA = WithJsonSchema({"type": ["integer", "string"], "examples": [4096, "4 GB"]})
 MountSource = Annotated[str, BeforeValidator(_validate_mount_source)]
 MountTarget = Annotated[str, BeforeValidator(_validate_mount_target)]
 EnvName = Annotated[str, BeforeValidator(_validate_env_name)]

@@ -76,6 +76,15 @@ _PADDLE_VARIABLES = (
     "PADDLE_TRAINER_ENDPOINTS",
     "PADDLE_CURRENT_ENDPOINT",
 )
+_MINDSPORE_VARIABLES = (
+    "MS_SCHED_HOST",
+    "MS_SCHED_PORT",
+    "MS_ROLE",
+    "MS_WORKER_NUM",
+    "MS_NODE_ID",
+    "RANK_ID",
+    "RANK_SIZE",
+)
 _HOROVOD_VARIABLES = (
     "HOROVOD_RANK",
     "HOROVOD_SIZE",
@@ -148,6 +157,14 @@ STRATEGIES: tuple[Strategy, ...] = (
     Strategy(
         "paddle", "collective", "PaddlePaddle, collective", ("worker",), (), _PADDLE_VARIABLES
     ),
+    Strategy(
+        "mindspore",
+        "collective",
+        "MindSpore, collective",
+        ("worker",),
+        ("scheduler",),
+        _MINDSPORE_VARIABLES,
+    ),
     Strategy("mpi", "srun", "MPI, started by srun", ("worker",), ("chief",), _MPI_VARIABLES),
     Strategy(
         "mpi",
@@ -164,6 +181,7 @@ _FRAMEWORK_ALIASES: Mapping[str, str] = {
     "paddlepaddle": "paddle",
     "openmpi": "mpi",
     "xgb": "xgboost",
+    "ms": "mindspore",
 }
 _STRATEGY_ALIASES: Mapping[str, str] = {
     "parameterserver": "ps",
@@ -189,10 +207,21 @@ def list_frameworks() -> tuple[str, ...]:
     return tuple(dict.fromkeys(strategy.framework for strategy in STRATEGIES))
 
 
+def list_framework_names(framework: str) -> tuple[str, ...]:
+    """List the names that a framework may have in job files and in names of images."""
+    aliases = (alias for alias, name in _FRAMEWORK_ALIASES.items() if name == framework)
+    return (framework, *aliases)
+
+
+def normalize_framework(name: str) -> str:
+    """Return the framework's own name for a name that may be an alias."""
+    identifier = to_identifier(name)
+    return _FRAMEWORK_ALIASES.get(identifier, identifier)
+
+
 def find_strategy(framework: str, strategy: str = "") -> Strategy:
     """Find the strategy by the names in a job file, which may be aliases. Raises FrameworkError."""
-    name = to_identifier(framework)
-    name = _FRAMEWORK_ALIASES.get(name, name)
+    name = normalize_framework(framework)
     known = [row for row in STRATEGIES if row.framework == name]
     if not known:
         near = get_close_matches(name, list_frameworks(), n=1)
@@ -213,7 +242,7 @@ def find_strategy(framework: str, strategy: str = "") -> Strategy:
         return known[0]
     if name == "tensorflow" and requested == "allreduce":
         requested = "multiworker"
-    elif name in ("horovod", "xgboost", "paddle") and requested == "allreduce":
+    elif name in ("horovod", "xgboost", "paddle", "mindspore") and requested == "allreduce":
         return known[0]
     found = next((row for row in known if row.name == requested), None)
     if found is None:

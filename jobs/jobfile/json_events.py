@@ -1,4 +1,4 @@
-"""A JSON parser that yields the same events as PyYAML's parser, so that `parse` builds both formats in one way.
+"""A JSON parser that yields the same events as PyYAML's parser, so that `parse` builds values of both formats alike.
 
 Comments and trailing commas are skipped, and `list_warnings` reports them. libyaml 0.2 is not used for JSON,
 because it refuses surrogate pairs in \\u escapes and keys of more than 1,024 characters. `parse` enforces the
@@ -31,7 +31,7 @@ class JsonEvents:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        self.position = 0
+        self.offset = 0  # index in `text` of the next character to scan
         self.comment: Position | None = None  # position of the first comment
         self.trailing_comma: Position | None = None  # position of the first trailing comma
         self._line_starts = [0, *(match.end() for match in re.finditer("\n", text))]
@@ -42,8 +42,8 @@ class JsonEvents:
         yield yaml.DocumentStartEvent(self._mark())
         yield from self._scan_value(())
         self._skip_whitespace()
-        if self.position < len(self.text):
-            self._raise_syntax_error(_("there is more text after the end of the job"), ())
+        if self.offset < len(self.text):
+            self._raise_syntax_error(_("there is more text after the end of the job file"), ())
 
     def list_warnings(self) -> list[SpecWarning]:
         warnings = []
@@ -63,9 +63,9 @@ class JsonEvents:
 
     def _mark(self) -> yaml.Mark:
         starts = self._line_starts
-        while self._line + 1 < len(starts) and starts[self._line + 1] <= self.position:
-            self._line += 1  # the position only increases, so the search continues at the last line
-        return yaml.Mark("", self.position, self._line, self.position - starts[self._line], None, 0)
+        while self._line + 1 < len(starts) and starts[self._line + 1] <= self.offset:
+            self._line += 1  # the offset only increases, so the search continues at the last line
+        return yaml.Mark("", self.offset, self._line, self.offset - starts[self._line], None, 0)
 
     def _current_position(self) -> Position:
         mark = self._mark()
@@ -87,18 +87,18 @@ class JsonEvents:
 
     def _skip_whitespace(self) -> None:
         while True:
-            self.position = _SPACE.match(self.text, self.position).end()  # type: ignore[union-attr]
-            if not self.text.startswith("/", self.position):
+            self.offset = _SPACE.match(self.text, self.offset).end()  # type: ignore[union-attr]
+            if not self.text.startswith("/", self.offset):
                 return
-            match = _COMMENT.match(self.text, self.position)
+            match = _COMMENT.match(self.text, self.offset)
             if not match:
                 return
             self.comment = self.comment or self._current_position()
-            self.position = match.end()
+            self.offset = match.end()
 
     def _scan_value(self, loc: Loc) -> Iterator[yaml.Event]:
         mark = self._mark()
-        start = self.text[self.position : self.position + 1]
+        start = self.text[self.offset : self.offset + 1]
         if start == "{":
             yield yaml.MappingStartEvent(None, None, True, mark)
             yield from self._scan_members(loc)
@@ -114,27 +114,27 @@ class JsonEvents:
 
     def _scan_plain(self, loc: Loc) -> str:
         """Scan a number, true, false or null."""
-        if match := _NUMBER.match(self.text, self.position):
-            self.position = match.end()
+        if match := _NUMBER.match(self.text, self.offset):
+            self.offset = match.end()
             return match.group()
-        word = _BARE_WORD.match(self.text, self.position)
+        word = _BARE_WORD.match(self.text, self.offset)
         if word and word.group() in _LITERALS:
-            self.position = word.end()
+            self.offset = word.end()
             return word.group()
         if word:
             self._raise_syntax_error(
                 _('"%(word)s" must be in double quotes', word=shorten(word.group())), loc
             )
-        if self.text.startswith("'", self.position):
+        if self.text.startswith("'", self.offset):
             self._raise_syntax_error(_("text must be in double quotes, not single quotes"), loc)
         self._raise_syntax_error(_("a value is missing here"), loc)
 
     def _scan_string(self, loc: Loc) -> yaml.ScalarEvent:
         mark = self._mark()
-        match = _STRING.match(self.text, self.position)
+        match = _STRING.match(self.text, self.offset)
         if not match:
-            rest = _REST_OF_STRING.match(self.text, self.position + 1)
-            self.position = rest.end() if rest else self.position
+            rest = _REST_OF_STRING.match(self.text, self.offset + 1)
+            self.offset = rest.end() if rest else self.offset
             self._raise_syntax_error(
                 _("text has no closing quote on its line, or contains a control character"), loc
             )
@@ -142,45 +142,45 @@ class JsonEvents:
             value = str(json.loads(match.group()))
         except ValueError:
             self._raise_syntax_error(_("text contains an unknown backslash escape"), loc)
-        self.position = match.end()
+        self.offset = match.end()
         return yaml.ScalarEvent(None, None, (False, True), value, mark, style='"')
 
     def _scan_members(self, loc: Loc) -> Iterator[yaml.Event]:
-        self.position += 1
+        self.offset += 1
         self._skip_whitespace()
-        while not self.text.startswith("}", self.position):
-            if not self.text.startswith('"', self.position):
+        while not self.text.startswith("}", self.offset):
+            if not self.text.startswith('"', self.offset):
                 self._raise_syntax_error(_("a field name in double quotes, or }, must follow"), loc)
             key = self._scan_string(loc)
             yield key
             self._skip_whitespace()
-            if not self.text.startswith(":", self.position):
+            if not self.text.startswith(":", self.offset):
                 self._raise_syntax_error(
                     _('a colon must follow "%(key)s"', key=shorten(key.value)), loc
                 )
-            self.position += 1
+            self.offset += 1
             self._skip_whitespace()
             yield from self._scan_value((*loc, key.value))
             self._skip_comma("}", loc)
-        self.position += 1
+        self.offset += 1
 
     def _scan_elements(self, loc: Loc) -> Iterator[yaml.Event]:
-        self.position += 1
+        self.offset += 1
         self._skip_whitespace()
         index = 0
-        while not self.text.startswith("]", self.position):
+        while not self.text.startswith("]", self.offset):
             yield from self._scan_value((*loc, index))
             self._skip_comma("]", loc)
             index += 1
-        self.position += 1
+        self.offset += 1
 
     def _skip_comma(self, closing: str, loc: Loc) -> None:
         self._skip_whitespace()
-        if self.text.startswith(",", self.position):
+        if self.text.startswith(",", self.offset):
             comma = self._current_position()
-            self.position += 1
+            self.offset += 1
             self._skip_whitespace()
-            if self.text.startswith(closing, self.position):
+            if self.text.startswith(closing, self.offset):
                 self.trailing_comma = self.trailing_comma or comma
-        elif not self.text.startswith(closing, self.position):
+        elif not self.text.startswith(closing, self.offset):
             self._raise_syntax_error(_("a comma or %(closing)s must follow", closing=closing), loc)

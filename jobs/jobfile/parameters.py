@@ -17,11 +17,11 @@ from core.messages import Message, _
 from jobs.jobfile import Problem, SpecError
 
 PLACEHOLDER = re.compile(r"<%\s*\$parameters\.([A-Za-z_][A-Za-z0-9_]*)\s*%>")
-PARAMETER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}\Z")
+_PARAMETER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}\Z")
 PARAMETER_KINDS = ("text", "whole", "number", "flag", "choice")
 MAX_PARAMETERS = 100
 MAX_PARAMETER_CHARS = 10_000
-MAX_PARAMETER_NUMBER = 2**53  # JavaScript represents whole numbers exactly up to here
+_MAX_PARAMETER_NUMBER = 2**53  # JavaScript represents whole numbers exactly up to here
 
 Scalar = str | int | float | bool
 
@@ -54,23 +54,17 @@ class TemplateParameter:
         return cls(**{**value, "choices": tuple(value.get("choices", ()))})
 
     def sample_value(self) -> Scalar:
-        """The default, or else some valid value, to check a template's job file before people give values."""
+        """Return the default, or else any valid value, with which a template's job file can be checked."""
         if self.default is not None:
             return self.default
         if self.kind == "choice":
             return self.choices[0] if self.choices else "x"
-        sample_values: dict[str, Scalar] = {
-            "text": "x",
-            "whole": 1,
-            "number": 1,
-            "flag": False,
-        }
+        sample_values: dict[str, Scalar] = {"text": "x", "whole": 1, "number": 1, "flag": False}
         return sample_values[self.kind]
 
 
-def find_similar_name(word: str, known: Sequence[str]) -> str:
-    found = get_close_matches(word, known, n=1, cutoff=0.5)
-    return found[0] if found else ""
+def _find_similar_name(name: str, names: Sequence[str]) -> str:
+    return next(iter(get_close_matches(name, names, n=1, cutoff=0.5)), "")
 
 
 def parse_parameter_value(parameter: TemplateParameter, value: Any) -> Scalar:
@@ -118,13 +112,13 @@ def _parse_number(value: Any) -> int | float | None:
             return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    if abs(value) > MAX_PARAMETER_NUMBER or not math.isfinite(value):
+    if abs(value) > _MAX_PARAMETER_NUMBER or not math.isfinite(value):
         return None
     return value
 
 
 def find_parameter_names(value: Any) -> set[str]:
-    """Find the names of all parameters that the placeholders of a job file name."""
+    """Find the parameter names in all placeholders of a job file."""
     return {name for text in _iter_strings(value) for name in PLACEHOLDER.findall(text)}
 
 
@@ -147,7 +141,7 @@ def substitute_parameters(value: Any, values: Mapping[str, Scalar]) -> Any:
             return values[sole_placeholder.group(1)]
         return PLACEHOLDER.sub(
             lambda match: (
-                format_parameter_value(values[match[1]]) if match[1] in values else match[0]
+                _format_parameter_value(values[match[1]]) if match[1] in values else match[0]
             ),
             value,
         )
@@ -158,7 +152,7 @@ def substitute_parameters(value: Any, values: Mapping[str, Scalar]) -> Any:
     return value
 
 
-def format_parameter_value(value: Scalar) -> str:
+def _format_parameter_value(value: Scalar) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value)
@@ -170,7 +164,7 @@ def check_parameters(parameters: Sequence[TemplateParameter], job_file: Any) -> 
     names = [parameter.name for parameter in parameters]
     for index, parameter in enumerate(parameters):
         path = f"parameters[{index}]"
-        if not PARAMETER_NAME.match(parameter.name):
+        if not _PARAMETER_NAME.match(parameter.name):
             problems.append(
                 Problem(f"{path}.name", _("must be letters, digits and _, no digit first."), "name")
             )
@@ -191,7 +185,7 @@ def check_parameters(parameters: Sequence[TemplateParameter], job_file: Any) -> 
                 "spec",
                 _("uses the parameter %(name)s, which the template does not declare.", name=name),
                 "unknown_parameter",
-                suggestion=find_similar_name(name, names),
+                suggestion=_find_similar_name(name, names),
             )
         )
     if problems:
@@ -211,7 +205,7 @@ def fill_template(
                     f"parameters.{name[:80]}",
                     _("is not a parameter of this template."),
                     "unknown_parameter",
-                    suggestion=find_similar_name(name, list(by_name)),
+                    suggestion=_find_similar_name(name, list(by_name)),
                 )
             )
     values: dict[str, Scalar] = {}

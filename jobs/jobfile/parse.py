@@ -1,7 +1,8 @@
 """Parses the bytes of a job file, JSON or YAML, to plain values with the line and column of each.
 
-Comments and trailing commas in JSON are ignored with a warning. Limits refuse hostile input early. YAML scalars
-follow YAML 1.2: `yes` and `on` are text, 012 is twelve, 1:30 is text. Does not know what the values mean. Pure.
+Comments and trailing commas in JSON are ignored with a warning. Files above the limits of size, depth and number
+of values are refused. YAML scalars follow YAML 1.2: `yes` and `on` are text, 012 is twelve, 1:30 is text. Does
+not know the fields of job files. Pure.
 """
 
 from __future__ import annotations
@@ -107,8 +108,8 @@ def _check_text(text: str, loc: Loc, position: Position) -> str:
 # CSafeLoader uses libyaml, whose parser is ten times faster than PyYAML's own.
 _YAML_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-YAML_NULL_TEXTS = ("", "~", "null", "Null", "NULL")
-YAML_BOOL_TEXTS = {
+_YAML_NULL_TEXTS = ("", "~", "null", "Null", "NULL")
+_YAML_BOOL_TEXTS = {
     "true": True,
     "True": True,
     "TRUE": True,
@@ -118,11 +119,8 @@ YAML_BOOL_TEXTS = {
 }
 YAML_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 YAML_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
-YAML_INF_OR_NAN = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
-_STANDARD_YAML_TAGS = {
-    f"tag:yaml.org,2002:{name}": name
-    for name in ("str", "int", "float", "bool", "null", "map", "seq")
-}
+_YAML_INF_OR_NAN = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+_YAML_TAG_PREFIX = "tag:yaml.org,2002:"
 
 
 @dataclass(slots=True)
@@ -130,8 +128,8 @@ class _Anchor:
     """The value of a YAML anchor (&name), for aliases (*name) that repeat it."""
 
     value: Any = None
-    nodes: int = 0  # number of values in it
-    depth: int = 0  # levels of nesting in it
+    nodes: int = 0  # number of values in `value`, including itself
+    depth: int = 0  # levels of nesting in `value`
     is_complete: bool = False
 
 
@@ -146,8 +144,8 @@ class _DocumentBuilder:
         self.is_json = is_json
         self.positions: dict[Loc, Position] = {}
         self.anchors: dict[str, _Anchor] = {}
-        self.nodes = 0
-        self.deepest = 0
+        self.nodes = 0  # number of values so far
+        self.deepest = 0  # deepest level in the node that is being built
 
     def build_document(self) -> Any:
         document: Any = None
@@ -283,12 +281,12 @@ class _DocumentBuilder:
                     "merge",
                     _("<< must be followed by a mapping or a list of mappings."),
                 )
-            for key, one in part.items():
-                merged.setdefault(key, one)
+            for key, merged_value in part.items():
+                merged.setdefault(key, merged_value)
 
     @staticmethod
-    def _check_tag(event: Any, loc: Loc, position: Position, expected: str) -> None:
-        if event.tag not in (None, "!", f"tag:yaml.org,2002:{expected}"):
+    def _check_tag(event: Any, loc: Loc, position: Position, *allowed: str) -> None:
+        if event.tag not in (None, "!", *(f"{_YAML_TAG_PREFIX}{name}" for name in allowed)):
             raise_problem(
                 loc,
                 position,
@@ -301,45 +299,31 @@ class _DocumentBuilder:
 
     def _parse_scalar(self, event: Any, loc: Loc, position: Position) -> Any:
         text = _check_text(event.value, loc, position)
-        if event.tag not in (None, "!"):
-            kind = _STANDARD_YAML_TAGS.get(event.tag)
-            if kind in (None, "map", "seq"):
-                raise_problem(
-                    loc,
-                    position,
-                    "tag",
-                    _(
-                        "has the YAML tag %(tag)s, which is not supported.",
-                        tag=shorten(event.tag),
-                    ),
-                )
-            if kind == "str":
-                return text
-            return _parse_plain_scalar(text, loc, position)
-        return (
-            _parse_plain_scalar(text, loc, position)
-            if event.implicit[0] and not event.style
-            else text
-        )
+        self._check_tag(event, loc, position, "str", "int", "float", "bool", "null")
+        if event.tag in (None, "!"):
+            is_text = not event.implicit[0] or event.style
+        else:
+            is_text = event.tag == f"{_YAML_TAG_PREFIX}str"
+        return text if is_text else _parse_plain_scalar(text, loc, position)
 
 
 def _parse_plain_scalar(text: str, loc: Loc, position: Position) -> Any:
     """Parse an unquoted scalar by the core schema of YAML 1.2."""
-    if text in YAML_NULL_TEXTS:
+    if text in _YAML_NULL_TEXTS:
         return None
-    if text in YAML_BOOL_TEXTS:
-        return YAML_BOOL_TEXTS[text]
+    if text in _YAML_BOOL_TEXTS:
+        return _YAML_BOOL_TEXTS[text]
     if text[0] not in "+-.0123456789":
         return text
     if len(text) > MAX_NUMBER_DIGITS:
         if YAML_FLOAT.fullmatch(text):
-            raise_problem(loc, position, "too_large", _("is too long a number."), text)
+            raise_problem(loc, position, "too_large", _("is a number with too many digits."), text)
         return text
     if YAML_INT.fullmatch(text):
         return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
     if YAML_FLOAT.fullmatch(text):
         return float(text)
-    if YAML_INF_OR_NAN.fullmatch(text):
+    if _YAML_INF_OR_NAN.fullmatch(text):
         raise_problem(
             loc,
             position,

@@ -1,7 +1,7 @@
 """Rules between fields of a job file, such as "shmMB is at most memoryMB".
 
-The rules accept a spec, or the mapping of a file that has other problems, so that one validation reports the
-violated rules together with the other problems. Pure.
+The rules can check a spec, or the mapping of a file from which no spec can be built because it has other
+problems, so that one validation reports violated rules and other problems together. Pure.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pydantic.alias_generators import to_camel
 
 from core.messages import Message, _
 from jobs.jobfile.errors import Loc
-from jobs.jobfile.fields import parse_duration, to_identifier
+from jobs.jobfile.fields import parse_duration, parse_memory_mib, to_identifier
 
 MAX_ROLES = 100
 MAX_TASKS = 2000
@@ -41,13 +41,21 @@ def _get_field(section: Any, name: str) -> Any:
 
 
 def _get_number(section: Any, name: str, default: int) -> int | None:
-    """The number in a field, or None if the value is not valid; the field's own validation reports that."""
+    """Return the number in a field; None if it is not valid, which the validation of the field reports."""
     value = _get_field(section, name)
     if value is None:
         return default
     if isinstance(value, str) and value.strip().isdigit() and len(value) < 16:
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+def _get_memory(section: Any, name: str, default: int) -> int | None:
+    """The MiB in a field that may have a unit; None if the value is not valid."""
+    value = _get_field(section, name)
+    return (
+        parse_memory_mib(value) if isinstance(value, str) else _get_number(section, name, default)
+    )
 
 
 def _get_duration(section: Any, name: str) -> int | None:
@@ -78,7 +86,6 @@ def find_rule_violations(job: Any) -> Iterator[RuleViolation]:
     yield from _check_counts(job, roles)
     yield from _check_mounts(job)
     yield from _check_services(job, roles)
-    yield from _check_image(job, roles)
     yield from _check_namespace(job)
     yield from _check_grace_period(job)
 
@@ -116,7 +123,7 @@ def _check_counts(job: Any, roles: Sequence[Any]) -> Iterator[RuleViolation]:
 
 
 def _check_role(role: Any, loc: Loc) -> Iterator[RuleViolation]:
-    memory, shm = _get_number(role, "memory_mb", 100), _get_number(role, "shm_mb", 64)
+    memory, shm = _get_memory(role, "memory_mb", 100), _get_memory(role, "shm_mb", 64)
     if memory is not None and shm is not None and shm > memory >= 100:
         yield RuleViolation(
             (*loc, "shmMB"),
@@ -145,14 +152,14 @@ def _check_role(role: Any, loc: Loc) -> Iterator[RuleViolation]:
 def _check_unique(
     sections: Sequence[Any], field: str, loc: Loc, what: Message
 ) -> Iterator[RuleViolation]:
-    """Check that the names of sections differ, also in the form that variable names contain."""
-    seen: dict[str, str] = {}
+    """Check that the names of sections differ, also in the form that is used in names of variables."""
+    names_by_identifier: dict[str, str] = {}
     for index, section in enumerate(sections):
         name = _get_field(section, field)
-        bare = to_identifier(name) if isinstance(name, str) else ""
-        if not bare:
+        identifier = to_identifier(name) if isinstance(name, str) else ""
+        if not identifier:
             continue
-        other = seen.setdefault(bare, name)
+        other = names_by_identifier.setdefault(identifier, name)
         if other != name:
             yield RuleViolation(
                 (*loc, index, field),
@@ -162,7 +169,7 @@ def _check_unique(
                     name=name,
                     what=what,
                     other=other,
-                    bare=bare,
+                    bare=identifier,
                 ),
                 name,
             )
@@ -176,7 +183,7 @@ def _check_unique(
 
 
 def _check_ports(role: Any, loc: Loc) -> Iterator[RuleViolation]:
-    used_ranges: list[tuple[int, int, str]] = []
+    used_ranges: list[tuple[int, int, str]] = []  # first port, last port + 1, label
     for index, port in enumerate(_get_list(role, "port_list")):
         begin, count = _get_number(port, "begin_at", 0), _get_number(port, "port_number", 1)
         label = _get_field(port, "label")
@@ -194,17 +201,17 @@ def _check_ports(role: Any, loc: Loc) -> Iterator[RuleViolation]:
 
 
 def _check_mounts(job: Any) -> Iterator[RuleViolation]:
-    seen: set[str] = set()
+    targets: set[str] = set()
     for index, mount in enumerate(_get_list(job, "mounts")):
         target = _get_field(mount, "target")
         if not isinstance(target, str):
             continue
         target = target.rstrip("/")
-        if target in seen:
+        if target in targets:
             yield RuleViolation(
                 ("mounts", index, "target"), "duplicate", _("is mounted twice; change one."), target
             )
-        seen.add(target)
+        targets.add(target)
 
 
 def _check_services(job: Any, roles: Sequence[Any]) -> Iterator[RuleViolation]:
@@ -219,22 +226,6 @@ def _check_services(job: Any, roles: Sequence[Any]) -> Iterator[RuleViolation]:
                 _("is not a role of this job; its roles are %(known)s.", known=known),
                 role,
             )
-
-
-def _check_image(job: Any, roles: Sequence[Any]) -> Iterator[RuleViolation]:
-    has_image = (
-        _get_field(job, "image") is not None
-        if isinstance(job, Mapping)
-        else "image" in job.model_fields_set or job.image
-    )
-    if not has_image and not (roles and all(_get_field(role, "image") for role in roles)):
-        yield RuleViolation(
-            ("image",),
-            "missing",
-            _(
-                'is required: name a container image, or write "" for the namespace\'s default image.'
-            ),
-        )
 
 
 def _check_namespace(job: Any) -> Iterator[RuleViolation]:

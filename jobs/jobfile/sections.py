@@ -16,6 +16,7 @@ from pydantic.alias_generators import to_camel
 from core.messages import _
 from jobs.jobfile.fields import (
     Flag,
+    FrameworkVersion,
     FreeValue,
     Line,
     MountSource,
@@ -157,13 +158,24 @@ class Framework(Section):
     """The training framework; Sluice sets its variables in every task."""
 
     name: Line = Field(
-        description=_("Framework: tensorflow, pytorch, horovod, mxnet, xgboost, paddle or mpi."),
+        description=_(
+            "Framework: tensorflow, pytorch, horovod, mxnet, xgboost, paddle, mindspore or mpi."
+        ),
     )
     strategy: Line = Field(
         default="",
         description=_(
             "How the tasks share the work, such as ps or ddp; empty: the framework's default."
         ),
+    )
+
+    version: FrameworkVersion = Field(
+        default="",
+        title=_("Version"),
+        description=_(
+            "Version of the framework, such as 2.15: the cluster's image of this version is used. Empty: the job's image."
+        ),
+        json_schema_extra=form("row", widget="select"),
     )
 
     @model_validator(mode="before")

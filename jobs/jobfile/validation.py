@@ -6,6 +6,7 @@ Converts pydantic's errors into problems; no other module reads pydantic errors.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
@@ -22,8 +23,6 @@ from jobs.jobfile.rules import RuleViolation, find_rule_violations
 MAX_PROBLEMS = 100
 
 Positions = Mapping[Loc, Position]
-# Maps a location in an importer's document to the location in the original file.
-SourceLocator = Callable[[Loc], Loc]
 
 
 def nearest_position(positions: Positions, loc: Loc) -> Position | None:
@@ -36,12 +35,12 @@ def nearest_position(positions: Positions, loc: Loc) -> Position | None:
 
 
 def validate_document(
-    document: Any, *, positions: Positions | None = None, source_of: SourceLocator | None = None
+    document: Any, *, positions: Positions, source_of: Callable[[Loc], Loc]
 ) -> JobSpec:
     """Validate a mapping with the keys of a job file. Raises SpecError.
 
-    If an importer made the document, `source_of` maps a location in it to the location in the original file, so
-    that problems name the paths of the original file.
+    `source_of` maps a location in the document, which an importer made, to the location in the original file, so
+    that problems name the paths of the original file. `positions` are those of the original file.
     """
     if not isinstance(document, Mapping):
         raise SpecError.single(
@@ -58,10 +57,11 @@ def validate_document(
             if details["type"] != f"sluice_{RULES_CODE}":
                 loc = _convert_loc(details["loc"], document)
                 problems[loc, details["type"]] = _build_pydantic_problem(details, loc, document)
-    for rule in find_rule_violations(document) if spec is None else ():
-        for key in [key for key in problems if key[0] == rule.loc]:
+    for violation in find_rule_violations(document) if spec is None else ():
+        # The violated rule replaces other problems at the same location.
+        for key in [key for key in problems if key[0] == violation.loc]:
             del problems[key]
-        problems[rule.loc, rule.code] = _build_rule_problem(rule)
+        problems[violation.loc, violation.code] = _build_rule_problem(violation)
     if problems:
         raise SpecError(_locate_problems(problems, positions, source_of))
     if spec is None:  # the model refused what the rules on the mapping accept: a programming error
@@ -71,22 +71,15 @@ def validate_document(
 
 def _locate_problems(
     problems: Mapping[tuple[Loc, str], Problem],
-    positions: Positions | None,
-    source_of: SourceLocator | None,
+    positions: Positions,
+    source_of: Callable[[Loc], Loc],
 ) -> list[Problem]:
+    """Replace the path of each problem by the path in the original file, and add its line and column."""
     located = []
     for (loc, _code), problem in problems.items():
-        origin = source_of(loc) if source_of else loc
-        position = nearest_position(positions, origin) if positions else None
-        located_problem = Problem(
-            path=format_path(origin),
-            message=problem.message,
-            code=problem.code,
-            value=problem.value,
-            suggestion=problem.suggestion,
-            params=problem.params,
-        )
-        located.append(located_problem.with_position(position))
+        source_loc = source_of(loc)
+        position = nearest_position(positions, source_loc)
+        located.append(replace(problem, path=format_path(source_loc)).with_position(position))
     located.sort(key=lambda p: (p.line or 0, p.column or 0))
     if len(located) > MAX_PROBLEMS:
         more = len(located) - MAX_PROBLEMS
@@ -98,22 +91,28 @@ def _locate_problems(
 def _convert_loc(loc: tuple[int | str, ...], document: Any) -> Loc:
     """Convert the location in a pydantic error to the location in the file.
 
-    They differ where the file has a mapping and the model a list (`parameters`), and for the keys of mappings.
+    The locations differ if the file has a mapping where the model has a list (`parameters`), and for problems of a
+    mapping's key, to which pydantic appends "[key]".
     """
-    clean: list[str | int] = []
+    file_loc: list[str | int] = []
     value = document
     for part in loc:
         if part == "[key]":
             continue
         if isinstance(part, int) and isinstance(value, Mapping):
-            return (*clean, list(value)[part])
-        clean.append(part)
+            return (*file_loc, list(value)[part])
+        file_loc.append(part)
         value = _value_at(value, (part,))
-    return tuple(clean)
+    return tuple(file_loc)
 
 
-def _build_rule_problem(rule: RuleViolation) -> Problem:
-    return Problem(format_path(rule.loc), rule.message, code=rule.code, value=shorten(rule.value))
+def _build_rule_problem(violation: RuleViolation) -> Problem:
+    return Problem(
+        format_path(violation.loc),
+        violation.message,
+        code=violation.code,
+        value=shorten(violation.value),
+    )
 
 
 def _build_pydantic_problem(details: ErrorDetails, loc: Loc, document: Any) -> Problem:
@@ -158,10 +157,13 @@ _PYDANTIC_MESSAGES: Mapping[str, Callable[[Mapping[str, Any], object], Message]]
 
 def _build_unknown_key_problem(loc: Loc, value: object) -> Problem:
     key = str(loc[-1])
-    known = _list_known_keys(loc[:-1])
-    folded = {name.lower().replace("_", ""): name for name in known}
-    matches = get_close_matches(key.lower().replace("_", ""), folded, n=1, cutoff=0.7)
-    suggestion = folded[matches[0]] if matches else ""
+    keys_by_normalized_key = {
+        name.lower().replace("_", ""): name for name in _list_known_keys(loc[:-1])
+    }
+    matches = get_close_matches(
+        key.lower().replace("_", ""), keys_by_normalized_key, n=1, cutoff=0.7
+    )
+    suggestion = keys_by_normalized_key[matches[0]] if matches else ""
     message = _("is not a field of a job file.")
     if suggestion:
         message = _(

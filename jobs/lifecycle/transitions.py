@@ -73,6 +73,7 @@ class JobSnapshot:
     expected_start: datetime | None = None
     time_limit_s: int | None = None
     lost_since: datetime | None = None  # since when neither squeue nor sacct has the job
+    kept_task_count: int = 0  # failed tasks that keep their nodes (isDebug)
     script_reason: Reason | None = None  # why the job ended, according to its batch script
     script_failure: FailureKind = FailureKind.NONE  # kind of failure, according to the batch script
     script_never_started: bool = False  # True: there is no batch log, so the script did not start
@@ -208,6 +209,11 @@ END_OUTCOMES: Mapping[str, EndOutcome] = {
 LOST_AFTER = timedelta(seconds=60)
 # Slurm changes the expected start a little in every scheduling cycle; changes smaller than this are not stored.
 EXPECTED_START_TOLERANCE_S = 60.0
+# The delay before the next attempt is doubled after each attempt, up to the maximum.
+ATTEMPT_DELAY_FACTOR = 2
+MAX_ATTEMPT_DELAY_S = 300
+# From this number of attempts the delay is the maximum (2**9 > 300); higher powers need not be computed.
+MAX_DELAY_AFTER_ATTEMPTS = 9
 
 
 def decide_observation(job: JobSnapshot, observation: Observation, now: datetime) -> Transition:
@@ -215,7 +221,7 @@ def decide_observation(job: JobSnapshot, observation: Observation, now: datetime
     if job.state in END_STATES:
         return _keep_state(job)
     if observation.status is ObservationStatus.ABSENT:
-        return _decide_absent(job, now)
+        return _decide_for_absent_job(job, now)
     phase = lookup_job_state(observation.slurm_state).phase
     if phase is SlurmPhase.ENDED and observation.slurm_state in END_OUTCOMES:
         return _decide_end(job, observation, now)
@@ -228,6 +234,7 @@ def decide_observation(job: JobSnapshot, observation: Observation, now: datetime
                 job.expected_start, observation.expected_start, now
             ),
             time_limit_s=time_limit_s,
+            kept_task_count=0,
         )
     # A job in Slurm's state COMPLETING (phase ENDING) is still RUNNING: its exit code is not known yet.
     if phase in (SlurmPhase.STARTING, SlurmPhase.RUNNING, SlurmPhase.ENDING):
@@ -249,7 +256,9 @@ def _build_observed_transition(
     expected_start: datetime | None = None,
     time_limit_s: int | None = None,
     lost_since: datetime | None = None,
+    **columns: Any,
 ) -> Transition:
+    """Build the transition of a job that is live in Slurm; `columns` are further columns of the job."""
     return Transition(
         TransitionKind.OBSERVED,
         state,
@@ -259,6 +268,7 @@ def _build_observed_transition(
             "expected_start": expected_start,
             "time_limit_s": time_limit_s,
             "lost_since": lost_since,
+            **columns,
         },
         attempt={"started_at": started_at},
         attempt_reason=reason,
@@ -293,7 +303,7 @@ def _choose_expected_start(
     return reported
 
 
-def _decide_absent(job: JobSnapshot, now: datetime) -> Transition:
+def _decide_for_absent_job(job: JobSnapshot, now: datetime) -> Transition:
     since = job.lost_since or now
     if now - since < LOST_AFTER:
         return _keep_state(job, lost_since=since)
@@ -329,7 +339,11 @@ def _running_reason(job: JobSnapshot, observation: Observation) -> Reason:
     phase = lookup_job_state(observation.slurm_state).phase
     if phase is SlurmPhase.STARTING:
         return Reason("running.configuring")
-    return Reason("running.completing") if phase is SlurmPhase.ENDING else NO_REASON
+    if phase is SlurmPhase.ENDING:
+        return Reason("running.completing")
+    if job.kept_task_count:
+        return Reason("running.kept", {"count": job.kept_task_count})
+    return NO_REASON
 
 
 def _decide_end(job: JobSnapshot, observation: Observation, now: datetime) -> Transition:
@@ -388,6 +402,7 @@ def _build_end_transition(
             "lost_since": lost_since,
             "time_limit_s": observation.time_limit_s or job.time_limit_s,
             "wanted_time_limit_s": None,
+            "kept_task_count": 0,
             **_deletion_columns(job, now),
         },
         attempt=_ended_attempt_columns(job, observation, now),
@@ -452,7 +467,8 @@ def next_attempt_delay_s(attempts_so_far: int) -> int:
 
     The delay grows, because the number of attempts is not limited if retryCount is -1 or -2.
     """
-    return min(300, int(2 ** min(attempts_so_far, 9)))
+    exponent = min(attempts_so_far, MAX_DELAY_AFTER_ATTEMPTS)
+    return min(MAX_ATTEMPT_DELAY_S, int(ATTEMPT_DELAY_FACTOR**exponent))
 
 
 def decide_stop(
@@ -497,6 +513,7 @@ def _requeued_job_columns(now: datetime) -> dict[str, Any]:
         "ended_at": None,
         "expected_start": None,
         "lost_since": None,
+        "kept_task_count": 0,
         "exit_code": None,
     }
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from jobs.jobfile.frameworks import RoleAssignment, assign_roles, list_mpi_world
+from jobs.jobfile.frameworks import RoleAssignment, assign_roles
 from jobs.jobfile.model import JobSpec, TaskRole
 from jobs.script.expressions import (
     CurrentHost,
@@ -38,7 +38,12 @@ _PORT_LABELS = (
     "horovod",
     "dmlc",
     "paddle",
+    "mindspore",
 )
+
+
+# Strategies whose tasks connect to a server that is no part of the job's own program.
+_SERVED_STRATEGIES = (("horovod", "ring"), ("xgboost", "rabit"), ("mindspore", "collective"))
 
 
 def _framework_port_label(role: TaskRole) -> str:
@@ -59,9 +64,31 @@ def build_framework_variables(spec: JobSpec) -> dict[str, tuple[Variable, ...]]:
     }
 
 
-def uses_srun_mpi(spec: JobSpec) -> bool:
-    """True if srun starts the MPI processes (srun --mpi)."""
-    return bool(list_mpi_world(spec))
+def shares_node_memory(spec: JobSpec) -> bool:
+    """True if tasks on one node exchange data through /dev/shm of the node: MPI libraries do (Open MPI's vader, UCX)."""
+    assignment = assign_roles(spec)
+    if assignment is None:
+        return False
+    strategy = assignment.strategy
+    return strategy.framework == "mpi" or strategy.name == "horovodrun"
+
+
+def find_framework_server(spec: JobSpec, role: TaskRole) -> tuple[str, bool]:
+    """Find the server by which the tasks of this role find each other: "horovod", "xgboost", "mindspore" or "".
+
+    The second value is True if the first task of this role starts it before its command; other tasks wait for it. A job
+    with a scheduler role runs its own server there.
+    """
+    assignment = assign_roles(spec)
+    if assignment is None or assignment.roles("scheduler"):
+        return "", False
+    strategy = assignment.strategy
+    workers = assignment.roles("chief", "worker")
+    if assignment.count("chief", "worker") == 1 and strategy.framework != "mindspore":
+        return "", False
+    if role not in workers or (strategy.framework, strategy.name) not in _SERVED_STRATEGIES:
+        return "", False
+    return strategy.framework, role == workers[0]
 
 
 def _join_with_commas(lists: Iterable[HostList]) -> Expression:
@@ -154,6 +181,8 @@ def _build_horovod(assignment: RoleAssignment, role: TaskRole) -> list[Variable]
         Variable("HOROVOD_LOCAL_SIZE", constant_expression(1)),
         Variable("HOROVOD_CROSS_RANK", rank),
         Variable("HOROVOD_CROSS_SIZE", size),
+        # Each task is a host of its own for Horovod.
+        Variable("HOROVOD_HOSTNAME", (LiteralText(f"{role.name}-"), CurrentIndex())),
         Variable("HOROVOD_CONTROLLER", constant_expression("gloo")),
         Variable("HOROVOD_CPU_OPERATIONS", constant_expression("gloo")),
         Variable("HOROVOD_GLOO_RENDEZVOUS_ADDR", host),
@@ -192,6 +221,29 @@ def _build_paddle(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:
     ]
 
 
+def _build_mindspore(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:
+    host, port = _build_rendezvous_address(assignment, "scheduler", "worker")
+    part = assignment.part_of(role)
+    rank: Expression = (CurrentIndex(assignment.rank_of_first_task(role, part)),)
+    size = constant_expression(assignment.count("worker"))
+    shared = [
+        Variable("MS_SCHED_HOST", host),
+        Variable("MS_SCHED_PORT", port),
+        Variable("MS_WORKER_NUM", size),
+        Variable("MS_SERVER_NUM", constant_expression(0)),
+    ]
+    if part == "scheduler":
+        return [*shared, Variable("MS_ROLE", constant_expression("MS_SCHED"))]
+    return [
+        *shared,
+        Variable("MS_ROLE", constant_expression("MS_WORKER")),
+        Variable("MS_NODE_ID", rank),
+        Variable("RANK_ID", rank),
+        Variable("RANK_SIZE", size),
+        Variable("DEVICE_ID", constant_expression(0)),
+    ]
+
+
 def _build_mpi(assignment: RoleAssignment, role: TaskRole) -> list[Variable]:
     rank: Expression = (CurrentIndex(assignment.rank_of_first_task(role, "chief", "worker")),)
     return [
@@ -208,5 +260,6 @@ _VARIABLE_BUILDERS: Mapping[str, Callable[[RoleAssignment, TaskRole], list[Varia
     "mxnet": _build_dmlc,
     "xgboost": _build_dmlc,
     "paddle": _build_paddle,
+    "mindspore": _build_mindspore,
     "mpi": _build_mpi,
 }

@@ -1,6 +1,6 @@
-"""Renders the files of an attempt from its plan: batch.sh, task.sh, enter.sh and roles.sh.
+"""Renders the files of an attempt from its plan: batch.sh, task.sh, enter.sh, roles.sh and those of the job's functions.
 
-The same input gives the same bytes. task.sh and enter.sh are the same for all jobs. batch.sh is the job's data
+The same input gives the same bytes. task.sh, enter.sh and others are the same for all jobs. batch.sh is the job's data
 followed by code that is the same for all jobs. roles.sh is data only. Every string from a person is quoted
 (`quoting`), so of a job file only the commands run as code, as the job's owner. Pure, except that it reads
 the files in shell/ once.
@@ -17,11 +17,13 @@ from jobs.plan import Plan
 from jobs.script.batch_script import render_batch_data
 from jobs.script.context import build_context
 from jobs.script.directories import resolve_directories
+from jobs.script.framework_variables import find_framework_server
+from jobs.script.host_names import decide_ssh_mode
 from jobs.script.images import filter_image_files
+from jobs.script.job_paths import JobIdentity, resolve_paths
 from jobs.script.paths import ROLE_DATA_FILE, AttemptPaths
 from jobs.script.render_options import RUNTIMES, RenderError, RenderOptions, Runtime
 from jobs.script.role_data import render_role_data
-from jobs.script.variables import substitute_paths
 
 __all__ = [
     "RUNTIMES",
@@ -37,6 +39,16 @@ __all__ = [
 @cache
 def _read_shell_file(name: str) -> str:
     return (Path(__file__).parent / "shell" / name).read_text(encoding="utf-8")
+
+
+def _list_shell_files(spec: JobSpec) -> list[str]:
+    """List the files that are the same for all jobs and that this job needs."""
+    names = ["task.sh", "enter.sh"]
+    if decide_ssh_mode(spec) != "off":
+        names += ["sshd.sh", "session.sh"]
+    if any(find_framework_server(spec, role)[0] for role in spec.task_roles):
+        names.append("framework_server.py")
+    return names
 
 
 def render_files(
@@ -56,7 +68,8 @@ def render_files(
     the job file to the login of its registry. Both are written to roles.sh only.
     """
     options = options or RenderOptions()
-    spec = substitute_paths(spec, user=user, fs_uri=options.fs_uri)
+    identity = JobIdentity(user, paths.job_uuid, paths.attempt)
+    spec = resolve_paths(spec, identity, options=options)
     context = build_context(
         spec,
         plan,
@@ -65,9 +78,9 @@ def render_files(
         default_image=default_image,
         image_logins=image_logins or {},
     )
+    files = {name: _read_shell_file(name) for name in _list_shell_files(spec)}
     return {
         "batch.sh": render_batch_data(context) + _read_shell_file("batch.sh"),
-        "task.sh": _read_shell_file("task.sh"),
-        "enter.sh": _read_shell_file("enter.sh"),
+        **files,
         ROLE_DATA_FILE: render_role_data(context, user=user, secrets=secrets or {}),
     }

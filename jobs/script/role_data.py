@@ -27,6 +27,8 @@ from jobs.script.expressions import (
     Variable,
     VariableFamily,
 )
+from jobs.script.framework_variables import find_framework_server
+from jobs.script.host_names import decide_ssh_mode, list_host_name_prefixes
 from jobs.script.quoting import quote, quote_path, render_array, render_case_function
 from jobs.script.task_state import ScriptExit, render_exit_codes
 from jobs.script.variables import build_runtime_variables, build_static_variables, list_task_ports
@@ -35,6 +37,7 @@ _TASK_EXIT_CODES = (
     ScriptExit.START_FAILED,
     ScriptExit.IMAGE_FAILED,
     ScriptExit.PORT_TAKEN,
+    ScriptExit.SSH_FAILED,
     ScriptExit.STOPPED,
 )
 _STRICT_SHELL_LINES = (
@@ -55,6 +58,7 @@ def render_role_data(context: RenderContext, *, user: str, secrets: Mapping[str,
         f"task_count={context.spec.task_count} # of all roles",
         f"port_low={options.port_low} port_high={options.port_high} ports_per_task={_count_ports_per_task(context)}",
         f"runtime={options.runtime} runtime_program={quote_path(context.runtime_program)} gpu_option={quote(options.gpu_option)}",
+        f"ssh_mode={decide_ssh_mode(context.spec)} # SSH between tasks",
         render_exit_codes(*_TASK_EXIT_CODES),
         "mounts=( # source, target, rw or ro",
         *(
@@ -62,6 +66,7 @@ def render_role_data(context: RenderContext, *, user: str, secrets: Mapping[str,
             for b in context.dirs.binds
         ),
         ")",
+        *_render_host_names(context),
         *_render_logins(context.logins),
         "",
         *render_case_function("role_settings", _list_role_settings(context)),
@@ -71,10 +76,21 @@ def render_role_data(context: RenderContext, *, user: str, secrets: Mapping[str,
         "",
         *render_case_function(
             "role_commands",
-            ((index, _render_commands(role)) for index, role in enumerate(context.spec.task_roles)),
+            (
+                (index, _render_commands(role, find_framework_server(context.spec, role)))
+                for index, role in enumerate(context.spec.task_roles)
+            ),
         ),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _render_host_names(context: RenderContext) -> list[str]:
+    if decide_ssh_mode(context.spec) == "off":
+        return []
+    names = zip(context.spec.task_roles, list_host_name_prefixes(context.spec), strict=True)
+    entries = (f"[{quote(role.name)}]={quote(' '.join(prefixes))}" for role, prefixes in names)
+    return [f"declare -A host_names=({' '.join(entries)}) # host names of tasks, without the index"]
 
 
 def _render_logins(logins: Mapping[str, Mapping[str, str]]) -> list[str]:
@@ -120,7 +136,7 @@ def _list_role_settings(context: RenderContext) -> Iterable[tuple[int, list[str]
 def _render_settings(context: RenderContext, first_task: int, role: RolePlan) -> list[str]:
     ports = list_task_ports(context.spec.task_roles[role.index])
     return [
-        f"role_name={quote(role.name)} role_tasks={role.tasks} role_gpus={role.gpus} shm_mib={role.shm_mib} first_task={first_task}",
+        f"role_name={quote(role.name)} role_tasks={role.tasks} role_gpus={role.gpus} shm_mib={context.shm_mib_of(role)} first_task={first_task}",
         f"srun_mpi={int(role.index in context.plan.mpi_roles)} # 1: srun starts the role's MPI processes",
         f"image_file={quote_path(context.images[role.index].path)}",
         render_array("port_labels", (quote(port.label) for port in ports)),
@@ -220,7 +236,7 @@ def _encode_part(part: ExpressionPart) -> str:
 # Commands
 
 
-def _render_commands(role: TaskRole) -> list[str]:
+def _render_commands(role: TaskRole, server: tuple[str, bool]) -> list[str]:
     command = (_STRICT_SHELL_LINES if role.strict_shell else "") + role.command.rstrip()
     for parameter in role.parameters:
         command += " " + quote(f"--{parameter.key}={parameter.value}")
@@ -231,4 +247,7 @@ def _render_commands(role: TaskRole) -> list[str]:
     ):
         if commands:
             texts[name] = "set -o errexit\n" + "\n".join(commands)
-    return [f"{name}={quote(text)}" for name, text in texts.items()]
+    return [
+        *(f"{name}={quote(text)}" for name, text in texts.items()),
+        f"framework_server={quote(server[0])} starts_server={int(server[1])}",
+    ]

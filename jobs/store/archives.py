@@ -46,8 +46,8 @@ _ZIP_CREATED_ON_UNIX = 3
 class ArchiveLimits:
     """The largest archive that is accepted."""
 
-    files: int = 50_000
-    unpacked_bytes: int = 8 * 1024**3
+    files: int
+    unpacked_bytes: int
     ratio: int = 200  # unpacked size / packed size
     # Archives with a smaller unpacked size may exceed the ratio, because files of zeros compress well.
     ratio_exempt_bytes: int = 64 * 1024**2
@@ -264,9 +264,8 @@ def _looks_like_old_tar(head: bytes) -> bool:
     return True
 
 
-def check_archive(path: Path, limits: ArchiveLimits | None = None) -> ArchiveInfo:
+def check_archive(path: Path, limits: ArchiveLimits) -> ArchiveInfo:
     """Check an archive without unpacking it to disk, and summarize it. Raises ArchiveRefused."""
-    limits = limits or ArchiveLimits()
     kind = detect_format(path)
     checker = _EntryChecker(packed_bytes=path.stat().st_size, limits=limits)
     with _open_entries(path, kind, limits) as entries:
@@ -278,12 +277,11 @@ def check_archive(path: Path, limits: ArchiveLimits | None = None) -> ArchiveInf
     return ArchiveInfo(format=kind, files=checker.count, unpacked_bytes=checker.unpacked_bytes)
 
 
-def iter_tar_chunks(path: Path, limits: ArchiveLimits | None = None) -> Iterator[bytes]:
+def iter_tar_chunks(path: Path, limits: ArchiveLimits) -> Iterator[bytes]:
     """Convert the archive to an uncompressed tar, in chunks. Checks every entry as `check_archive` does.
 
     Raises ArchiveRefused.
     """
-    limits = limits or ArchiveLimits()
     kind = detect_format(path)
     checker = _EntryChecker(packed_bytes=path.stat().st_size, limits=limits)
     with _open_entries(path, kind, limits) as entries:

@@ -2,7 +2,8 @@
 
 A page begins after the key of the previous page's last row, not at an offset, so that every page takes the same time
 however many jobs exist. The query of a list is a union of branches: one for the person's own jobs and one for the jobs
-of each of the person's namespaces. The database answers each branch from one index.
+of each of the person's namespaces, each once per requested state. The database answers each branch from one index.
+`_build_branches` builds these conditions on visibility and state, `_build_conditions` the other conditions of a filter.
 """
 
 from __future__ import annotations
@@ -225,7 +226,7 @@ def _build_after_key_condition(job_filter: JobFilter, key: PageKey) -> Q:
 
 
 def _build_conditions(job_filter: JobFilter) -> Q:
-    """Build the conditions of a filter, except states and visibility, which are in the branches.
+    """Build the conditions of a filter, except states and visibility, which `_build_branches` adds.
 
     Other tables than the job table are used only in subqueries.
     """

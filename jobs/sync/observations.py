@@ -90,6 +90,14 @@ def select_leading_record(group: Sequence[JobRecord]) -> JobRecord:
     return leader
 
 
+def list_component_ids(group: Sequence[JobRecord]) -> list[str]:
+    """List the Slurm ids of a het job's components (`123+0`, `123+1`); [] for other jobs."""
+    offsets = {
+        record.het_offset: record.slurm_job_id for record in group if record.het_offset is not None
+    }
+    return [offsets[offset] for offset in sorted(offsets)]
+
+
 def build_observation(record: JobRecord) -> Observation:
     status = record.exit_status
     return Observation(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import uuid
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, cast
@@ -26,7 +27,7 @@ from core.api.shapes import format_timestamp
 from jobs import actions
 from jobs.api.filters import parse_job_list_query
 from jobs.api.job_shape import serialize_job
-from jobs.models import JOB_STATE_CHOICES
+from jobs.models import JOB_STATE_CHOICES, Job
 from jobs.store.access import jobs_visible_to
 from jobs.store.listing import JobFilter, list_jobs_page
 from jobs.web.layout import get_current_namespace, redirect_back
@@ -202,16 +203,33 @@ def batch_action(request: HttpRequest) -> HttpResponse:
         )
     else:
         outcomes = actions.stop_jobs(jobs=jobs, by=user)
-    succeeded = sum(outcome.ok for outcome in outcomes)
-    if succeeded:
-        text = (
-            ngettext("%(count)s job deleted.", "%(count)s jobs deleted.", succeeded)
-            if deleting
-            else ngettext(
-                "%(count)s job is being stopped.", "%(count)s jobs are being stopped.", succeeded
-            )
-        )
-        messages.success(request, text % {"count": succeeded})
+    succeeded_ids = [outcome.job_id for outcome in outcomes if outcome.ok]
+    for text in _describe_deletions(succeeded_ids) if deleting else _describe_stops(succeeded_ids):
+        messages.success(request, text)
     for outcome in [outcome for outcome in outcomes if not outcome.ok][:5]:
         messages.error(request, outcome.message)
     return redirect_back(request, reverse("jobs"))
+
+
+def _describe_stops(job_ids: Sequence[uuid.UUID]) -> Iterator[str]:
+    count = len(job_ids)
+    if count:
+        yield ngettext(
+            "%(count)s job is being stopped.", "%(count)s jobs are being stopped.", count
+        ) % {"count": count}
+
+
+def _describe_deletions(job_ids: Sequence[uuid.UUID]) -> Iterator[str]:
+    """Describe which jobs were deleted, and which are stopped first and deleted when they have ended."""
+    stopping_count = Job.objects.filter(pk__in=job_ids, deleted_at__isnull=True).count()
+    deleted_count = len(job_ids) - stopping_count
+    if deleted_count:
+        yield ngettext("%(count)s job deleted.", "%(count)s jobs deleted.", deleted_count) % {
+            "count": deleted_count
+        }
+    if stopping_count:
+        yield ngettext(
+            "%(count)s job is being stopped. It will be deleted when it has ended.",
+            "%(count)s jobs are being stopped. They will be deleted when they have ended.",
+            stopping_count,
+        ) % {"count": stopping_count}

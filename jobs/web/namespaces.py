@@ -197,11 +197,12 @@ def update_members(request: HttpRequest, pk: int) -> HttpResponse:
         )
     elif role in Membership.Role.values:
         with transaction.atomic():
-            Membership.objects.update_or_create(
+            _membership, is_new = Membership.objects.update_or_create(
                 user=member, namespace=namespace, defaults={"role": role}
             )
             log_change(
                 by, namespace, CHANGE, _("%(person)s: %(role)s") % {"person": name, "role": role}
             )
-        messages.success(request, _("%(person)s was added.") % {"person": name})
+        text = _("%(person)s was added.") if is_new else _("The role of %(person)s was changed.")
+        messages.success(request, text % {"person": name})
     return redirect

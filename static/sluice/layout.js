@@ -3,7 +3,8 @@
 import { askConfirmation, toast } from "./dialogs.js";
 import { gettext } from "./i18n.js";
 
-const RESEND_AFTER_MS = 5000;
+// For this time after a form was sent, it cannot be sent again.
+const DOUBLE_SUBMIT_BLOCK_MS = 5000;
 const SHORTCUT_WAIT_MS = 1500;
 
 // --- forms: data-confirm, data-submit-on-change -----------------------------------------------------
@@ -26,7 +27,7 @@ document.addEventListener("submit", async (event) => {
   if (form.method === "post") {
     if (form.dataset.sent) event.preventDefault();
     form.dataset.sent = "yes";
-    setTimeout(() => delete form.dataset.sent, RESEND_AFTER_MS);
+    setTimeout(() => delete form.dataset.sent, DOUBLE_SUBMIT_BLOCK_MS);
   }
 }, { capture: true });
 // Forms of a page that the browser restores from its cache can be sent again.

@@ -3,7 +3,7 @@
 import { toast } from "./dialogs.js";
 import { dateTime } from "./format.js";
 import { gettext, interpolate } from "./i18n.js";
-import { Draft, randomKey, isSame } from "./job-document.js";
+import { Draft, randomKey, isEqual } from "./job-document.js";
 import { openEditor } from "./job-editor.js";
 import { JobForm } from "./job-form.js";
 import { SubmitDialog, TemplateDialog } from "./submit-dialogs.js";
@@ -70,7 +70,7 @@ class SubmitPage {
       if (fromTemplateForm) window.history.replaceState(null, "", "/submit");
     }
     const stored = this.draft.load();
-    if (stored && !isSame(stored.document, this.initial)) this.offerDraft(stored);
+    if (stored && !isEqual(stored.document, this.initial)) this.offerDraft(stored);
     else if (fromTemplateForm) { this.changed(); this.draft.save({ document: this.state.document }); }
     if (!this.checksRequested) { this.checksRequested = 1; this.check(); }
   }
@@ -98,7 +98,7 @@ class SubmitPage {
   saveDraft() {
     const { document: job, text, view, upload, clonedFrom } = this.state;
     const typed = this.textIsNewer ? text : null;
-    if (isSame(job, this.initial) && !typed && !upload) this.draft.remove();
+    if (isEqual(job, this.initial) && !typed && !upload) this.draft.remove();
     else this.draft.save({ document: job, text: typed, view, upload, clonedFrom });
   }
 
@@ -323,7 +323,7 @@ class SubmitPage {
     place.hidden = !names.length;
     const rows = place.querySelector("[data-secret-rows]");
     const shown = [...rows.querySelectorAll("[data-secret]")].map((input) => input.dataset.secret);
-    if (!isSame(shown, names)) rows.replaceChildren(...names.map((name, index) => this.secretField(name, `secret-${index}`)));
+    if (!isEqual(shown, names)) rows.replaceChildren(...names.map((name, index) => this.secretField(name, `secret-${index}`)));
   }
 
   secretField(name, id) {

@@ -35,6 +35,7 @@ PROGRAM = textwrap.dedent(
         import pickle
         print("resumed at", pickle.load(open(state, "rb"))["step"], flush=True)
         sys.exit(0)
+    print("up", flush=True)
     while True:
         time.sleep(0.1)
     """
@@ -88,7 +89,7 @@ def test_10_time_limits_of_60_s_and_10_of_300_s(batch_harness: BatchHarness) -> 
             lambda job=job: Path(job.paths.path_to("result")).exists(),  # type: ignore[misc]
             420,
         )
-    assert count_saved(jobs) == 20
+    assert (count_saved(jobs[:10]), count_saved(jobs[10:])) == (10, 10), jobs[10].log_text("batch")
     assert_next_attempts_resume(batch_harness, jobs)
 
 

@@ -17,7 +17,8 @@ def test_rendered_scripts_pass_shellcheck(tmp_path: Path) -> None:
         "jobEnvs": {"A": "$(id) `id` \"'", "B": "\n#SBATCH --x"},
         "dataDir": "/d $(x) `y`",
         "image": "a/$b`c`",
-        "authFile": "~/auth $x",
+        "authFile": "~/auth $(x) `y`",
+        "jobssh": True,
         "taskRoles": [{**PS, "name": "-p.s~"}, {**WORKER, "name": "a.b"}],
     }
     # Covers every layout and runtime; singularity takes the same arguments as apptainer.
@@ -36,6 +37,6 @@ def test_rendered_scripts_pass_shellcheck(tmp_path: Path) -> None:
             file = tmp_path / f"{number}-{path}"
             file.write_text(text)
             scripts.append(str(file))
-    assert len(scripts) == 20
+    assert len(scripts) == 22
     found = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True, check=False)
     assert (found.stdout, found.returncode) == ("", 0)

@@ -29,7 +29,7 @@ from jobs.script.role_data import render_parts
 from jobs.script.variables import build_runtime_variables, build_static_variables, list_task_ports
 from tests.example_counts import scale_examples
 from tests.unit.jobs.evaluation import TaskAddresses, evaluate_expression, evaluate_family
-from tests.unit.jobs.rendering import TASK_FUNCTIONS, format_peers, render_job
+from tests.unit.jobs.rendering import SHELL, TASK_FUNCTIONS, format_peers, render_job
 from tests.unit.jobs.strategies import texts
 
 ROLES = {"ps": 1, "a.b-c~": 3}
@@ -68,6 +68,7 @@ def expand_in_shell(
     (attempt_dir / "roles.sh").write_text(roles_text)
     (attempt_dir / "peers.0").write_text(format_peers(addresses))
     (attempt_dir / "functions.sh").write_text(TASK_FUNCTIONS)
+    (attempt_dir / "sshd.sh").write_text((SHELL / "sshd.sh").read_text())
     script = (
         ". ./functions.sh; read_peers && build_environment || exit\n"
         'for line in "${environment[@]}"; do eval "$line"; [[ $line != unset* ]] || continue\n'
@@ -106,11 +107,11 @@ def test_shell_expands_expressions_like_evaluate_expression(
         [
             f"task_count={sum(ROLES.values())}",
             f"role_settings() {{ role_name={quote(role)} role_tasks={ROLES[role]}; }}",
-            "slurm_variables=0 srun_mpi=0",
+            "slurm_variables=0 srun_mpi=0 ssh_mode=off",
             "role_variables() {",
             *templates,
             "}",
-            "role_commands() { pre_command= command= post_command=; }",
+            "role_commands() { pre_command= command= post_command= framework_server= starts_server=0; }",
         ]
     )
     actual = expand_in_shell(tmp_path, 0, index, roles_text, ADDRESSES)

@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import textwrap
 import time
 import uuid
@@ -62,6 +63,7 @@ def connecting_roles() -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize(("placement", "layout"), [("auto", "packed"), ("separate", "het")])
+@pytest.mark.proves("framework", "framework.name", "image")
 def test_all_tasks_connect_and_get_their_variables(
     batch_harness: BatchHarness, placement: str, layout: str
 ) -> None:
@@ -145,6 +147,7 @@ RENDEZVOUS = textwrap.dedent(
 )
 
 
+@pytest.mark.proves("framework.strategy")
 def test_ranks_connect_to_master_addr(batch_harness: BatchHarness) -> None:
     role = {"name": "worker", "taskNumber": 4, "memoryMB": 100, "command": "python3 reduce.py"}
     job = batch_harness.submit(
@@ -206,6 +209,9 @@ NO_FAILURE_LIMIT = {"minFailedTaskCount": None}
         ([role("a", "true", taskNumber=2)], ("COMPLETED", "0:0"), "all_ended"),
     ],
     ids=["minFailed", "minSucceeded", "main completes", "main fails", "all null", "all succeed"],
+)
+@pytest.mark.proves(
+    "taskRoles[].minFailedTaskCount", "taskRoles[].minSucceededTaskCount", "taskRoles[].isMain"
 )
 def test_completion_rule_ends_the_job(
     batch_harness: BatchHarness, roles: list[dict[str, Any]], expected: tuple[str, str], rule: str
@@ -291,6 +297,7 @@ def test_sigterm_for_the_wrapper_alone_reaches_the_program_once(
 
 
 @pytest.mark.parametrize("limit", ["1m", "10m"])
+@pytest.mark.proves("timeLimit", "gracePeriod")
 def test_tasks_get_sigterm_before_the_time_limit(batch_harness: BatchHarness, limit: str) -> None:
     job = batch_harness.submit(
         {
@@ -370,6 +377,7 @@ def test_missing_image_or_directory_fails_before_start(
     assert log.startswith("sluice: there is no ")
 
 
+@pytest.mark.proves("taskRoles[].portList[].beginAt")
 def test_occupied_fixed_port_is_reported(batch_harness: BatchHarness) -> None:
     with socket.create_server(("0.0.0.0", 0)) as server:  # noqa: S104 - as a job on the node would
         port = server.getsockname()[1]
@@ -377,6 +385,45 @@ def test_occupied_fixed_port_is_reported(batch_harness: BatchHarness) -> None:
         job = batch_harness.submit({"taskRoles": [role("w", "echo ran", portList=ports)]})
         assert job.wait_for_end() == ("FAILED", "204:0")
     assert f"port {port} is already in use" in job.log_text("w")
+
+
+def test_batch_log_shows_directories_and_commands(batch_harness: BatchHarness) -> None:
+    """Names of files only where others may read them; the tasks' logs have only the program's output."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as base:
+        data, private = Path(base, "data"), Path(base, "private")
+        for directory in (Path(base), data, private):
+            directory.mkdir(exist_ok=True)
+            directory.chmod(0o755)
+        for name in ("train.txt", "escape\x1b[31m", *(f"z{n:02}" for n in range(20))):
+            (data / name).touch()
+        (private / "diary.txt").touch()
+        shutil.chown(private, USER)
+        private.chmod(0o700)
+        job = batch_harness.submit(
+            {
+                "dataDir": str(data),
+                "outputDir": str(private),
+                "jobEnvs": {"PASSWORD": "hunter2"},
+                "taskRoles": [
+                    role("ps", "printf 'a\\0b'"),
+                    role("worker", "cd /\nprintf done", parameters=[{"key": "lr", "value": "0.1"}]),
+                ],
+            },
+            files={"train.py": ""},
+        )
+        assert job.wait_for_end()[0] == "COMPLETED", job.log_text("batch")
+    head = job.log_text("batch")
+    assert f"  DATA_DIR={data}\n    entries: 22\n    escape?[31m\n    train.txt\n" in head
+    assert "z19" not in head  # only the first ten names
+    assert f"  RESULT_DIR={private}\n    entries: 1\n  MODEL_DIR=" in head
+    assert "diary" not in head
+    assert f"  PAI_CODE_DIR={job.paths.code_dir}\n    entries: 1\n    train.py\n" in head
+    assert f"  CHECKPOINT_DIR={job.paths.checkpoint_dir}\n    entries: 0\n" in head
+    assert "  command of role ps, tasks: 1\n    printf 'a\\0b'\n" in head
+    assert "  command of role worker, tasks: 1\n    cd /\n    printf done --lr=0.1\n" in head
+    assert "hunter2" not in head
+    assert job.log_path("ps").read_bytes() == b"a\0b"
+    assert job.log_path("worker").read_bytes() == b"done"
 
 
 def test_debug_holds_a_failed_task_until_release(batch_harness: BatchHarness) -> None:
@@ -451,8 +498,8 @@ def test_registry_image_is_fetched_once_and_reported_as_pulling(
         state = job.state("w")
         return state is not None and state.state == "pulling" and state.image == image
 
-    jobs[0].wait_until("the pulling state", lambda: pulling(jobs[0], "docker://org/app:1.0"))
-    slow.wait_until("the pulling state", lambda: pulling(slow, "docker://org/slow:1.0"))
+    jobs[0].wait_until("the pulling state", lambda: pulling(jobs[0], "org/app:1.0"))
+    slow.wait_until("the pulling state", lambda: pulling(slow, "org/slow:1.0"))
     slow.command("scancel", "--batch", f"--signal={STOP_SIGNAL}", slow.slurm_job_id)
     assert [job.wait_for_end() for job in jobs] == [("COMPLETED", "0:0")] * 2
     assert slow.wait_for_end()[0] == "CANCELLED"

@@ -127,10 +127,10 @@ def wait_for_accounting_rows(
 def test_nodes_gpus_and_partitions_are_as_documented(cluster: EmbeddedCluster) -> None:
     nodes = run(["sinfo", "-h", "-N", "-p", "all", "-o", "%N %G %c %m"], env=cluster.env).stdout
     assert nodes.splitlines() == [
-        "n1 gpu:a100:4 8 16000",
-        "n2 gpu:a100:4 8 16000",
-        "n3 gpu:v100:2 8 16000",
-        "n4 (null) 8 16000",
+        "n1 gpu:a100:8 64 262144",
+        "n2 gpu:a100:8 64 262144",
+        "n3 gpu:v100:4 64 262144",
+        "n4 (null) 64 262144",
     ]
     partitions = run(["sinfo", "-h", "-o", "%P %l %N"], env=cluster.env).stdout
     assert set(partitions.splitlines()) == {

@@ -60,6 +60,7 @@ def prepare_cluster(harness: EngineHarness) -> None:
     harness.disable_containers()
 
 
+@pytest.mark.proves("retryCount")
 def test_each_end_has_state_and_reason(harness_with_engine: EngineHarness) -> None:
     """One real job per kind of end; checks state and reason text."""
     harness = harness_with_engine
@@ -123,6 +124,7 @@ def test_each_end_has_state_and_reason(harness_with_engine: EngineHarness) -> No
     assert one.state == "stopped"
 
 
+@pytest.mark.proves("namespace")
 def test_rejected_submission_has_reason(harness_with_engine: EngineHarness) -> None:
     harness = harness_with_engine
     Namespace.objects.filter(name="cpu").update(account="nosuch")

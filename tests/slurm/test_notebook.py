@@ -53,8 +53,13 @@ def test_notebook_runs(sluice_server: RunningSluice, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr[-5000:] + sluice_server.log[-3000:]
     cells = json.loads((tmp_path / "done.ipynb").read_text())["cells"]
     outputs = [text_of(cell) for cell in cells if cell["cell_type"] == "code"]
-    counts = "of {'ps': 1, 'worker': 2}"
-    assert outputs[5].splitlines() == [f"ps 0 {counts}", f"worker 0 {counts}", f"worker 1 {counts}"]
+    counts = "of {'chief': 1, 'ps': 1, 'worker': 2}"
+    assert outputs[5].splitlines() == [
+        f"chief 0 {counts}",
+        f"ps 0 {counts}",
+        f"worker 0 {counts}",
+        f"worker 1 {counts}",
+    ]
     assert outputs[7] == "rank 0 of 3: the sum of all ranks is 3\n"
     assert outputs[9].splitlines() == [
         f"rank {n} of 3: the sum of all ranks is 3" for n in range(3)

@@ -21,6 +21,7 @@ from sluice.errors import (
 )
 from sluice.frameworks import (
     HorovodJob,
+    MindSporeJob,
     MPIJob,
     MXNetJob,
     PaddleJob,
@@ -47,6 +48,7 @@ __all__ = [
     "LogStream",
     "MPIJob",
     "MXNetJob",
+    "MindSporeJob",
     "NotConfigured",
     "NotFound",
     "PaddleJob",

@@ -35,6 +35,7 @@ STRATEGY_ROLES: Mapping[tuple[str, str], tuple[tuple[str, ...], tuple[str, ...]]
     ("mxnet", "ps"): (("scheduler", "ps", "worker"), ()),
     ("xgboost", "rabit"): (("worker",), ("scheduler", "ps")),
     ("paddle", "collective"): (("worker",), ()),
+    ("mindspore", "collective"): (("worker",), ("scheduler",)),
     ("mpi", "srun"): (("worker",), ("chief",)),
     ("mpi", "hostfile"): (("worker",), ("chief",)),
 }
@@ -67,7 +68,7 @@ def memory_mib(value: int | str) -> int:
 
 
 class FrameworkJob:
-    """Base class of the jobs of one framework each."""
+    """Base class of the job classes. Each subclass is for the jobs of one framework."""
 
     framework: ClassVar[str] = ""
 
@@ -77,6 +78,7 @@ class FrameworkJob:
         *,
         command: str | Sequence[str],
         image: str = "",
+        version: str = "",
         strategy: str = "",
         workers: int = 1,
         ps: int = 0,
@@ -96,7 +98,9 @@ class FrameworkJob:
         output: str = "",
         namespace: str = "",
         time_limit: str | int | None = None,
+        estimated_duration: str | int | None = None,
         retries: int = 0,
+        ssh: bool = False,
         description: str = "",
         labels: Mapping[str, str] | None = None,
         slurm_variables: bool = False,
@@ -105,8 +109,10 @@ class FrameworkJob:
     ) -> None:
         """Describe a job.
 
-        `cpus`, `memory` and `gpus` apply to each task. `roles` overrides fields of single roles, by their names in the
+        `version` selects the cluster's image of this version of the framework, in place of `image`;
+        `Client.frameworks()` lists the versions. `cpus`, `memory` and `gpus` apply to each task. `roles` overrides fields of single roles, by their names in the
         job file: roles={"ps": {"cpuNumber": 4, "memoryMB": 8192}}. `params` are appended to the command as --key=value.
+        `ssh` lets tasks reach each other with ssh by their names, such as worker-0.
         `code` is a local directory or archive that is uploaded; `code_dir`, `data` and `output` are directories on the
         cluster. `slurm_variables` gives tasks Slurm's own variables, such as SLURM_JOB_ID.
         """
@@ -143,6 +149,8 @@ class FrameworkJob:
             "gpuType": gpu_type,
             "retryCount": retries,
             "timeLimit": time_limit,
+            "estimatedDuration": estimated_duration,
+            "jobssh": ssh,
             "jobEnvs": dict(env or {}),
             "labels": dict(labels or {}),
             "slurmVariables": slurm_variables,
@@ -153,6 +161,8 @@ class FrameworkJob:
         # "" selects the default image of the namespace.
         self._spec["image"] = image
         self._spec["framework"] = {"name": self.framework, "strategy": self.strategy}
+        if version:
+            self._spec["framework"]["version"] = version
         self._spec["taskRoles"] = self._build_roles(counts, task, roles or {})
 
     @classmethod
@@ -348,6 +358,12 @@ class PaddleJob(FrameworkJob):
     """Strategy "collective". Tasks get PADDLE_TRAINER_ID, PADDLE_TRAINER_ENDPOINTS and the like."""
 
     framework = "paddle"
+
+
+class MindSporeJob(FrameworkJob):
+    """Strategy "collective". Tasks get MS_ROLE, MS_SCHED_HOST, RANK_ID and the like."""
+
+    framework = "mindspore"
 
 
 class MPIJob(FrameworkJob):

@@ -41,8 +41,9 @@ class LoadResult:
     warnings: tuple[SpecWarning, ...]
     dialect: str  # a Dialect's name
     format: str = "json"
-    # These must not be stored with the spec or shown: variable → value, image → registry login.
-    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    # Secrets must not be stored with the spec or shown.
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)  # variable → value
+    # Image → login of its registry.
     image_logins: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
 
 
@@ -52,7 +53,7 @@ class Dialect:
 
     name: str
     title: str  # shown to people
-    identifying_fields: str  # fields by which it is recognized; shown to people
+    identifying_fields: str  # fields by which the dialect is recognized; shown to people
     matches: Callable[[Mapping[str, Any]], bool]
     import_document: Callable[[Mapping[str, Any], SiteCatalog], Draft]
 
@@ -107,7 +108,7 @@ DIALECTS: tuple[Dialect, ...] = (
 
 
 def detect_dialect(document: Any) -> Dialect:
-    """Detect the dialect of a document. Raises SpecError if it is of no known one."""
+    """Detect the dialect of a document. Raises SpecError if no dialect matches."""
     if not isinstance(document, Mapping):
         raise SpecError.single(
             "",
@@ -122,7 +123,7 @@ def detect_dialect(document: Any) -> Dialect:
     if match is not None:
         return match
     if any(key.lower().replace("_", "") in ("jobname", "taskroles") for key in document):
-        # Sluice's own format with a misspelt key: its validation gives the best message.
+        # Probably Sluice's own format with a misspelt key, which its validation reports with the correct key.
         return next(dialect for dialect in DIALECTS if dialect.name == "sluice")
     known = join_with_commas(
         [
@@ -213,5 +214,5 @@ def _check_framework(spec: JobSpec | None, document: Mapping[str, Any]) -> Messa
 
 
 def _locate_warning(loc: Loc, message: Message, positions: Positions) -> SpecWarning:
-    position = nearest_position(positions, loc) if positions else None
+    position = nearest_position(positions, loc)
     return SpecWarning(format_path(loc), message, position.line if position else None)

@@ -1,4 +1,4 @@
-"""The draft that an importer fills: a document with Sluice's keys, and the problems and warnings it found.
+"""The draft that an importer fills: a document with Sluice's keys, and the importer's problems and warnings.
 
 For each value the draft also stores its location in the original file, so that problems found later name the
 paths of the original file. Pure.
@@ -16,10 +16,12 @@ from core.messages import Message, join_messages, msg
 from jobs.jobfile.errors import Loc, Problem, format_path, shorten
 from jobs.jobfile.fields import describe_type
 
+NOT_SUPPORTED = msg("import.ffdl.no-meaning-ignored", "is not supported and is ignored.")
+
 
 @dataclass(frozen=True, slots=True)
 class SiteCatalog:
-    """What names of storages and sizes in imported files mean at this site. An unknown name gives a warning."""
+    """The site's storages and sizes, which imported files refer to by name. An unknown name gives a warning."""
 
     storages: Mapping[str, str] = field(default_factory=dict)  # storage name → directory
     sizes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # size → TaskRole fields
@@ -29,15 +31,14 @@ class SiteCatalog:
 class Draft:
     """A job file under construction by an importer."""
 
-    dialect: str
     document: dict[str, Any] = field(default_factory=dict)
     # Location in `document` → location in the original file.
     sources: dict[Loc, Loc] = field(default_factory=dict)
     warnings: list[tuple[Loc, Message]] = field(default_factory=list)
     problems: list[tuple[Loc, Problem]] = field(default_factory=list)
-    # These are not part of the document: variable → value, image → registry login.
-    secrets: dict[str, str] = field(default_factory=dict)
-    image_logins: dict[str, dict[str, str]] = field(default_factory=dict)
+    # Secrets are kept out of the document, because the document is stored.
+    secrets: dict[str, str] = field(default_factory=dict)  # variable → value
+    image_logins: dict[str, dict[str, str]] = field(default_factory=dict)  # image → registry login
 
     def set_value(self, loc: Loc, value: Any, source: Loc) -> None:
         """Set a value of the document. The mappings and lists that contain it must exist."""
@@ -150,6 +151,7 @@ class Draft:
         return value
 
     def raise_to_minimum(self, value: Any, low: int, source_loc: Loc) -> Any:
+        """Raise a whole number below `low` to `low`, with a warning. Return other values unchanged."""
         if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < low:
             self.add_warning(
                 source_loc,

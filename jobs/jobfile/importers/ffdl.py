@@ -8,8 +8,8 @@ from typing import Any
 
 from core.messages import msg
 from jobs.jobfile.errors import Loc
-from jobs.jobfile.fields import JOB_NAME_PATTERN
-from jobs.jobfile.importers.draft import Draft, SiteCatalog
+from jobs.jobfile.fields import JOB_NAME_PATTERN, parse_memory_mib
+from jobs.jobfile.importers.draft import NOT_SUPPORTED, Draft, SiteCatalog
 from jobs.jobfile.importers.placeholders import format_scalar
 
 # Ignored fields that have a warning of their own. Every other field outside _KNOWN_FIELDS gets a general warning.
@@ -47,30 +47,7 @@ _KNOWN_FIELDS = [
     "job_alert",
 ]
 
-# MiB per unit, in lower case. FfDL takes GB as GiB, and its users write 1Gb for it.
-_MIB_PER_UNIT = {
-    "": 1,
-    "m": 1,
-    "mb": 1,
-    "mib": 1,
-    "g": 1024,
-    "gb": 1024,
-    "gib": 1024,
-    "t": 1024**2,
-    "tb": 1024**2,
-    "tib": 1024**2,
-}
 _LINE_CONTINUATION = re.compile(r"(?<!\\)[ \t]*\n[ \t]+(?=--?[A-Za-z])")
-_MEMORY = re.compile(r"\s*(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-z]*)\s*")
-
-
-def parse_memory_mib(value: Any) -> int | None:
-    """Parse an amount of memory such as 1Gb or 512 MiB to MiB; a number without a unit is in MiB. None if invalid."""
-    found = _MEMORY.fullmatch(value if isinstance(value, str) else str(value))
-    unit = _MIB_PER_UNIT.get(found["unit"].lower()) if found else None
-    if found is None or unit is None or isinstance(value, bool) or len(found["number"]) > 15:
-        return None
-    return max(1, round(float(found["number"]) * unit))
 
 
 def import_ffdl(source: Mapping[str, Any], site: SiteCatalog) -> Draft:
@@ -81,7 +58,7 @@ class _ManifestImporter:
     def __init__(self, source: Mapping[str, Any], site: SiteCatalog) -> None:
         self.source = source
         self.site = site
-        self.draft = Draft("ffdl")
+        self.draft = Draft()
 
     def run(self) -> Draft:
         draft, source = self.draft, self.source
@@ -105,17 +82,18 @@ class _ManifestImporter:
     def _import_name(self) -> None:
         name = format_scalar(self.source.get("name"))
         if name is not None:
-            fit = re.sub(JOB_NAME_PATTERN.replace("^[", "[^").removesuffix("+$"), "-", name.strip())
-            if fit != name:
+            forbidden_character = JOB_NAME_PATTERN.replace("^[", "[^").removesuffix("+$")
+            valid_name = re.sub(forbidden_character, "-", name.strip())
+            if valid_name != name:
                 self.draft.add_warning(
                     ("name",),
                     msg(
                         "import.ffdl.job-names-hold-no",
                         'contains characters that job names may not have; it becomes "%(name)s".',
-                        name=fit,
+                        name=valid_name,
                     ),
                 )
-            self.draft.set_value(("jobName",), fit, ("name",))
+            self.draft.set_value(("jobName",), valid_name, ("name",))
         self.draft.sources[("jobName",)] = ("name",)
 
     def _import_image(self, framework: Mapping[str, Any]) -> None:
@@ -161,7 +139,7 @@ class _ManifestImporter:
         draft = self.draft
         learners = self._read_count("learners", 1)
         pss = self._read_count("pss", 0)
-        distributed = self.source.get("job_type") == "dist-tf" or pss or learners not in (0, 1)
+        is_distributed = self.source.get("job_type") == "dist-tf" or pss or learners not in (0, 1)
         command = framework.get("command")
         worker: dict[str, Any] = {
             "name": "worker",
@@ -185,7 +163,7 @@ class _ManifestImporter:
         draft.document["taskRoles"].append(worker)
         for key, source in sources.items():
             draft.sources["taskRoles", index, key] = source
-        if distributed:
+        if is_distributed:
             self._detect_framework(framework, pss)
 
     def _join_option_lines(self, text: str) -> str:
@@ -329,7 +307,7 @@ class _ManifestImporter:
             if key not in ("type", "in", "groups"):
                 self.draft.add_warning(
                     (*source_loc, key),
-                    msg("import.ffdl.no-meaning-ignored", "is not supported and is ignored."),
+                    NOT_SUPPORTED,
                 )
 
     def _warn_ignored_fields(self, framework: Mapping[str, Any]) -> None:
@@ -337,14 +315,14 @@ class _ManifestImporter:
             if key not in _KNOWN_FIELDS:
                 reason = _IGNORED_FIELDS.get(
                     key,
-                    msg("import.ffdl.no-meaning-ignored", "is not supported and is ignored."),
+                    NOT_SUPPORTED,
                 )
                 self.draft.add_warning((key,), reason)
         for key in framework:
             if key not in ("name", "version", "command"):
                 self.draft.add_warning(
                     ("framework", key),
-                    msg("import.ffdl.no-meaning-ignored", "is not supported and is ignored."),
+                    NOT_SUPPORTED,
                 )
         job_type = self.source.get("job_type")
         if job_type not in (None, "", "single", "local", "dist-tf"):

@@ -9,7 +9,7 @@ from typing import Any
 from core.messages import msg
 from jobs.jobfile.errors import Loc
 from jobs.jobfile.fields import ROLE_NAME_PATTERN
-from jobs.jobfile.importers.draft import Draft, SiteCatalog
+from jobs.jobfile.importers.draft import NOT_SUPPORTED, Draft, SiteCatalog
 from jobs.jobfile.importers.placeholders import format_scalar
 
 _TOP_FIELDS = [
@@ -72,7 +72,7 @@ class _OctopusImporter:
     def __init__(self, source: Mapping[str, Any], site: SiteCatalog) -> None:
         self.source = source
         self.site = site
-        self.draft = Draft("octopus")
+        self.draft = Draft()
 
     def run(self) -> Draft:
         draft, source = self.draft, self.source
@@ -107,7 +107,7 @@ class _OctopusImporter:
                     (key,),
                     _IGNORED_FIELDS.get(
                         key,
-                        msg("import.ffdl.no-meaning-ignored", "is not supported and is ignored."),
+                        NOT_SUPPORTED,
                     ),
                 )
         return draft
@@ -116,10 +116,9 @@ class _OctopusImporter:
         draft = self.draft
         target_loc: Loc = ("taskRoles", index)
         source_loc: Loc = ("config", index)
-        draft.document["taskRoles"].append(
-            {"name": self._choose_role_name(index, role.get("name"), source_loc)}
-        )
+        draft.document["taskRoles"].append({})
         draft.sources[target_loc] = source_loc
+        self._set_role_name(index, role.get("name"), target_loc, (*source_loc, "name"))
         for key, field in (
             ("command", "command"),
             ("taskNumber", "taskNumber"),
@@ -146,24 +145,16 @@ class _OctopusImporter:
             if key not in _ROLE_FIELDS:
                 draft.add_warning(
                     (*source_loc, key),
-                    msg("import.ffdl.no-meaning-ignored", "is not supported and is ignored."),
+                    NOT_SUPPORTED,
                 )
 
-    def _choose_role_name(self, index: int, name: Any, source_loc: Loc) -> Any:
+    def _set_role_name(self, index: int, name: Any, target_loc: Loc, source_loc: Loc) -> None:
+        """Set the name of a role. Another name than an identifier, such as a Chinese one, becomes its title."""
         given = format_scalar(name)
-        if not given:
-            return f"task{index}"
-        if not re.match(ROLE_NAME_PATTERN, given):
-            self.draft.add_warning(
-                (*source_loc, "name"),
-                msg(
-                    "import.octopus.role-names-letters-digits",
-                    'role names may contain letters, digits and - . _ ~ only; it becomes "%(name)s".',
-                    name=f"task{index}",
-                ),
-            )
-            return f"task{index}"
-        return given
+        if given and not re.match(ROLE_NAME_PATTERN, given):
+            self.draft.set_value((*target_loc, "title"), given, source_loc)
+            given = ""
+        self.draft.set_value((*target_loc, "name"), given or f"task{index}", source_loc)
 
     def _apply_size(self, requested: Any, target_loc: Loc, source_loc: Loc) -> None:
         size = format_scalar(requested)

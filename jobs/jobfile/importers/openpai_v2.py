@@ -8,7 +8,7 @@ from typing import Any
 from core.messages import join_messages, msg
 from jobs.jobfile.errors import Loc
 from jobs.jobfile.fields import describe_type
-from jobs.jobfile.importers.draft import Draft, SiteCatalog
+from jobs.jobfile.importers.draft import NOT_SUPPORTED, Draft, SiteCatalog
 from jobs.jobfile.importers.openpai_v2_extras import ExtrasImporter
 from jobs.jobfile.importers.placeholders import (
     format_scalar,
@@ -67,10 +67,9 @@ class _OpenpaiV2Importer:
     def __init__(self, source: Mapping[str, Any], site: SiteCatalog) -> None:
         self.source = source
         self.site = site
-        self.draft = Draft("openpai-v2")
-        self.prerequisites: dict[tuple[str, str], Mapping[str, Any]] = {}
-        self.role_index: dict[str, int] = {}
-        self.warned_secrets: set[str] = set()
+        self.draft = Draft()
+        self.prerequisites: dict[tuple[str, str], Mapping[str, Any]] = {}  # by type and name
+        self.role_index: dict[str, int] = {}  # role name → index in the document's taskRoles
 
     def run(self) -> Draft:
         draft, source = self.draft, self.source
@@ -107,7 +106,7 @@ class _OpenpaiV2Importer:
             if key not in ("virtualCluster", "deployment"):
                 draft.add_warning(
                     ("defaults", key),
-                    msg("import.ffdl.no-meaning-ignored", "is not supported and is ignored."),
+                    NOT_SUPPORTED,
                 )
         draft.copy_field(defaults, "virtualCluster", ("namespace",), ("defaults",))
         deployment = self._find_deployment(defaults.get("deployment"))
@@ -119,7 +118,8 @@ class _OpenpaiV2Importer:
                 msg("import.openpai.must-least-one-role", "must have at least one role."),
             )
         ExtrasImporter(source, self.site, draft, self.role_index, self._render_commands).run()
-        self._list_secrets()
+        if draft.secrets:
+            draft.document["secrets"] = sorted(draft.secrets)
         return draft
 
     # Prerequisites, templates, secrets
@@ -160,7 +160,7 @@ class _OpenpaiV2Importer:
         for key in ("username", "password", "registryuri"):
             text = format_scalar(section.get(key))
             if text is not None:
-                login[key] = render_template(text, {}, self._secret_value)
+                login[key] = render_template(text, {}, self._read_secret)
         if login and isinstance(item.get("uri"), str):
             self.draft.image_logins[item["uri"]] = login
             self.draft.add_warning(
@@ -171,17 +171,16 @@ class _OpenpaiV2Importer:
                 ),
             )
 
-    def _secret_value(self, path: str) -> str | None:
+    def _read_secret(self, path: str) -> str | None:
         return format_scalar(resolve_path(self.source.get("secrets"), path))
 
-    def _secret_reference(self, path: str) -> str | None:
-        value = self._secret_value(path)
+    def _add_secret_variable(self, path: str) -> str | None:
+        """Add the secret at a path as a variable of the tasks. Returns a shell reference to it, or None."""
+        value = self._read_secret(path)
         if value is None:
             return None
         variable = secret_variable_name(path)
-        self.draft.secrets[variable] = value
-        if variable not in self.warned_secrets:
-            self.warned_secrets.add(variable)
+        if variable not in self.draft.secrets:
             self.draft.add_warning(
                 ("secrets", *path.strip(".").split(".")),
                 msg(
@@ -190,11 +189,8 @@ class _OpenpaiV2Importer:
                     variable=variable,
                 ),
             )
+        self.draft.secrets[variable] = value
         return f"${{{variable}}}"
-
-    def _list_secrets(self) -> None:
-        if self.draft.secrets:
-            self.draft.document["secrets"] = sorted(self.draft.secrets)
 
     def _render_commands(self, value: Any, source_loc: Loc, role: Mapping[str, Any]) -> list[str]:
         """Replace the placeholders in each command and trim whitespace, as OpenPAI does."""
@@ -225,7 +221,7 @@ class _OpenpaiV2Importer:
                 )
                 self.draft.add_problem((*source_loc, index), message, value=command)
                 continue
-            commands.append(render_template(text, context, self._secret_reference).strip())
+            commands.append(render_template(text, context, self._add_secret_variable).strip())
         return commands
 
     # Roles
@@ -293,6 +289,14 @@ class _OpenpaiV2Importer:
                 msg(
                     "import.openpai.single-tasks-not-retried",
                     "single tasks are not retried; jobRetryCount retries the whole job.",
+                ),
+            )
+        if role.get("prerequisites"):
+            draft.add_warning(
+                (*source_loc, "prerequisites"),
+                msg(
+                    "import.openpai.role-prerequisites-ignored",
+                    "is ignored: a role uses its dockerImage, data, output and script.",
                 ),
             )
         deployment_role = draft.as_mapping(deployment.get(name), ("deployments",))
@@ -391,5 +395,5 @@ class _OpenpaiV2Importer:
                     ),
                 )
                 value = -1
-            off = isinstance(value, int) and value < 0
-            draft.set_value((*target_loc, field), None if off else value, source)
+            is_off = isinstance(value, int) and value < 0
+            draft.set_value((*target_loc, field), None if is_off else value, source)

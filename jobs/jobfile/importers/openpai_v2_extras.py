@@ -9,11 +9,9 @@ from typing import Any
 from core.messages import msg
 from jobs.jobfile.errors import Loc
 from jobs.jobfile.importers.draft import Draft, SiteCatalog
-from jobs.jobfile.importers.placeholders import (
-    format_scalar,
-)
+from jobs.jobfile.importers.placeholders import format_scalar
 
-PLUGINS_KEY = "com.microsoft.pai.runtimeplugin"
+_PLUGINS_KEY = "com.microsoft.pai.runtimeplugin"
 
 RenderCommands = Callable[[Any, Loc, Mapping[str, Any]], list[str]]
 
@@ -37,17 +35,19 @@ class ExtrasImporter:
         self.draft = draft
         self.role_index = role_index
         self.render_commands = render_commands
+        self.ssh_roles: set[str] = set()
 
     def run(self) -> None:
         draft = self.draft
         extras = dict(draft.as_mapping(self.source.get("extras"), ("extras",)))
         for index, entry in enumerate(
-            draft.as_list(extras.pop(PLUGINS_KEY, None), ("extras", PLUGINS_KEY))
+            draft.as_list(extras.pop(_PLUGINS_KEY, None), ("extras", _PLUGINS_KEY))
         ):
             self._import_plugin(
-                draft.as_mapping(entry, ("extras", PLUGINS_KEY, index)),
-                ("extras", PLUGINS_KEY, index),
+                draft.as_mapping(entry, ("extras", _PLUGINS_KEY, index)),
+                ("extras", _PLUGINS_KEY, index),
             )
+        self._warn_about_ssh_roles()
         for index, entry in enumerate(
             draft.as_list(extras.pop("storages", None), ("extras", "storages"))
         ):
@@ -162,20 +162,38 @@ class ExtrasImporter:
     def _import_ssh_plugin(
         self, section: Mapping[str, Any], roles: list[str], source_loc: Loc
     ) -> None:
-        for role in roles:
-            self._add_service({"kind": "ssh", "role": role, "portLabel": "ssh"}, source_loc)
+        """Import the plugin ssh. The SSH servers of all tasks listen before the first command: sshbarrier always holds."""
+        draft = self.draft
+        parameters_loc: Loc = (*source_loc, "parameters")
+        if section.get("jobssh"):
+            draft.set_value(("jobssh",), section["jobssh"], (*parameters_loc, "jobssh"))
+            self.ssh_roles.update(roles)
+        elif section.get("sshbarrier"):
+            draft.add_warning(
+                (*parameters_loc, "sshbarrier"),
+                msg("import.openpai.only-with-jobssh", "has an effect only with jobssh: true."),
+            )
         if section.get("userssh"):
-            self.draft.add_warning(
-                (*source_loc, "parameters", "userssh"),
+            for role in roles:
+                self._add_service({"kind": "ssh", "role": role, "portLabel": "ssh"}, source_loc)
+            draft.add_warning(
+                (*parameters_loc, "userssh"),
                 msg(
                     "import.openpai.your-own-account-keys",
                     "is ignored: your own account's SSH keys are used.",
                 ),
             )
-        if section.get("sshbarrier"):
+
+    def _warn_about_ssh_roles(self) -> None:
+        others = [name for name in self.role_index if name not in self.ssh_roles]
+        if self.ssh_roles and others:
             self.draft.add_warning(
-                (*source_loc, "parameters", "sshbarrier"),
-                msg("import.ffdl.no-meaning-ignored", "is not supported and is ignored."),
+                ("extras", _PLUGINS_KEY),
+                msg(
+                    "import.openpai.jobssh-for-all-roles",
+                    "jobssh applies to all roles of a job, also to %(roles)s.",
+                    roles=", ".join(others),
+                ),
             )
 
     def _import_tensorboard_plugin(

@@ -19,6 +19,30 @@ if ! cd "$_sluice_work"; then
   exit 207
 fi
 
+# Jobs with SSH between their tasks: the directory has an ssh that knows the names, ports and keys of the tasks.
+if [ -n "${_sluice_bin-}" ]; then
+  command -v ssh >/dev/null || echo "sluice: this image has no ssh client: ssh to other tasks does not work in this task" >&3
+  export PATH="$_sluice_bin:$PATH"
+fi
+
+# The first task of some frameworks runs the server by which the tasks find each other; other tasks wait for it.
+case ${_sluice_server-} in
+  *horovod | *xgboost)
+    _sluice_python=$(command -v python3 || command -v python)
+    if ! _sluice_server_pid=$("${_sluice_python:-python3}" "${0%/*}/framework_server.py" "$_sluice_server" 2>&3 3>&-); then
+      echo "sluice: the server of ${_sluice_server#wait-} is not available in the container of this task or of the first task" >&3
+      exit 209
+    fi
+    ;;
+  mindspore) # the scheduler is the job's own program in another part; workers wait for it
+    MS_ROLE=MS_SCHED "$_sluice_shell" -c '. /dev/fd/4' command >&3 2>&3 3>&- 4<<END_OF_COMMAND &
+exec 4<&-; $_sluice_command
+END_OF_COMMAND
+    _sluice_server_pid=$!
+    ;;
+esac
+[ -z "${_sluice_server_pid-}" ] || trap 'kill -KILL "$_sluice_server_pid"' EXIT
+
 # Every process of the task gets SIGTERM. This shell ignores it and waits for the shell that runs the commands.
 # That shell waits until the current program has handled the signal and then exits with 143, unless the
 # job's commands set a trap of their own.

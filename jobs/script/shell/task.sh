@@ -6,6 +6,8 @@
 #    tasks to the file peers.RESTART_COUNT.
 # 3. Starts enter.sh in the role's container with the task's variables. The task's output goes to its log.
 # 4. Reports "ended" with the exit code.
+# Usage in a session of the task's SSH server (sshd.sh): task.sh ATTEMPT_DIR ROLE,… RESTART_COUNT TASK_DATA
+# Runs a command in a further container, equal to the task's.
 # roles.sh has the data of the job: settings, arrays, and the functions role_settings, role_variables and
 # role_commands. role_variables calls the functions `variable`, `template` and `family` of this file.
 # shellcheck disable=SC2154,SC2329  # roles.sh sets variables and calls functions
@@ -13,9 +15,14 @@
 set -u
 umask 077
 attempt_dir=${1:?} step_roles=${2:?} restart_count=${3:?} # numbers of the step's roles; Slurm's count of requeues
+session_data=${4-}
+# shellcheck source=/dev/null
+[[ -z $session_data ]] || . "$session_data" || exit # the task's exported variables, argv and task_dir
 index=${SLURM_PROCID:?}
 # shellcheck source=/dev/null
 . "$attempt_dir/roles.sh" || exit
+# shellcheck source=/dev/null
+[[ $ssh_mode == off ]] || . "$attempt_dir/sshd.sh" || exit
 # The ranks of the step are the tasks of its first role, then those of the next: index is the index in the role.
 for role in ${step_roles//,/ }; do
   role_settings "$role"
@@ -27,7 +34,8 @@ log=$attempt_dir/logs/$name.log
 state_file=$attempt_dir/tasks/$name.state
 node=${SLURMD_NODENAME:-$(hostname)}
 task_ports=() ip='' state=starting started='' ended='' exit_code='' signal='' reason=''
-task_pid='' kill_timer='' mount_pid='' mount_dir='' stopping=0 interrupted=0
+task_pid='' kill_timer='' mount_pid='' mount_dir='' container='' root_lock='' stopping=0 interrupted=0
+task_dir=${task_dir-} # private directory on the node, mounted in the container at the same path
 
 # ---- Reports ----------------------------------------------------------------------------------
 
@@ -48,15 +56,18 @@ format_ports() {
   for i in "${!task_ports[@]}"; do printf '%s:%s;' "${port_labels[i]}" "${task_ports[i]}"; done
 }
 
-# finish_task EXIT_CODE REASON: writes the state file, reports to the batch script and exits.
+# finish_task EXIT_CODE REASON [ERROR]: writes the state file, reports to the batch script and exits. ERROR is the
+# message of the program that failed, one line.
 finish_task() {
   exit_code=$1 reason=$2 state=ended ended=$(now)
   ((exit_code > 128 && exit_code < 193)) && signal=$((exit_code - 128))
   [[ -z $kill_timer ]] || kill -KILL "$kill_timer" 2>/dev/null
-  [[ -z ${canary-} ]] || kill -KILL "$canary" 2>/dev/null
+  [[ -z ${canary-} ]] || kill -KILL "$canary" "$reader" 2>/dev/null
+  [[ $ssh_mode == off ]] || stop_sshd
   unmount_image
+  [[ -z $task_dir ]] || rm -rf "$task_dir"
   write_state
-  printf 'ended %s %s %s %s\n' "$role" "$index" "$exit_code" "$reason"
+  printf 'ended %s %s %s %s\n' "$role" "$index" "$exit_code" "$reason${3:+ $3}"
   exit "$exit_code"
 }
 
@@ -229,7 +240,7 @@ expand_slots() {
 # OpenMPI's mpirun call srun, which is not in the container: tasks get them as SLUICE_SLURM_*, unless the job asks for them
 # (slurmVariables) or srun starts its MPI processes. Without a container, the task would inherit them: they are unset.
 build_environment() {
-  local exported pre_command command post_command keep=$((slurm_variables || srun_mpi))
+  local exported pre_command command post_command framework_server starts_server keep=$((slurm_variables || srun_mpi))
   for exported in $(compgen -e); do
     case $exported in
       USER | LOGNAME | TZ | SLURM_CONF | CUDA_VISIBLE_DEVICES | ROCR_VISIBLE_DEVICES | ZE_AFFINITY_MASK | GPU_DEVICE_ORDINAL | \
@@ -247,6 +258,9 @@ build_environment() {
   variable SLUICE_ATTEMPT "${attempt_dir##*/}"
   variable SLUICE_RESTART_COUNT "$restart_count"
   role_commands "$role"
+  ((starts_server && index == 0)) || framework_server=${framework_server:+wait-$framework_server}
+  assign _sluice_server "$framework_server"
+  [[ $ssh_mode == off ]] || add_ssh_variables
   assign _sluice_pre "$pre_command"
   assign _sluice_command "$command"
   assign _sluice_post "$post_command"
@@ -264,6 +278,7 @@ wait_for_go() {
     ((stopping)) && finish_task "$exit_stopped" stopped
     ((status > 128)) && continue
     [[ $status == 0 && $answer == go ]] && break
+    [[ $status == 0 && $answer == stop ]] && finish_task "$exit_stopped" stopped
     finish_task "$exit_stopped" lost
   done
   deadline=$((SECONDS + 30)) # a network file system may show the file some seconds late
@@ -369,6 +384,122 @@ unmount_image() {
   mount_pid=''
 }
 
+# An enroot image is unpacked once per job, node and image, on the node's own disk; the tasks of the job on the node share
+# it. Starting the image file would need squashfuse processes, which Slurm's SIGTERM ends before the task can save.
+# Each task holds a shared lock while it uses the directory. The last one removes it. What a killed job has left behind
+# is not locked: the person's next task on the node removes it.
+
+# remove_root NAME: removes an unpacked image. Directories in it may be write-protected.
+remove_root() {
+  [[ ! -d $ENROOT_DATA_PATH/$1 ]] || chmod -R u+rwX -- "$ENROOT_DATA_PATH/$1" 2>/dev/null
+  rm -rf --one-file-system -- "${ENROOT_DATA_PATH:?}/${1:?}" "${ENROOT_DATA_PATH:?}/${1:?}".*
+}
+
+# remove_stale_roots: removes the unpacked images on this node that no task uses.
+remove_stale_roots() {
+  local file lock
+  for file in "$ENROOT_DATA_PATH"/*.lock; do
+    [[ -e $file ]] || continue
+    exec {lock}>>"$file"
+    flock --nonblock "$lock" && [[ $file -ef /dev/fd/$lock ]] && remove_root "$(basename -- "$file" .lock)"
+    exec {lock}>&-
+  done
+}
+
+# unpack_image: unpacks the role's image as the container $container. enroot's output goes to the batch log.
+unpack_image() {
+  local output=$ENROOT_DATA_PATH/$container.output error
+  rm -rf --one-file-system -- "${ENROOT_DATA_PATH:?}/$container"
+  "$runtime_program" create --name "$container" "$image_file" >"$output" 2>&1 && : >"$ENROOT_DATA_PATH/$container.ready"
+  cat "$output" >&2
+  [[ ! -e $ENROOT_DATA_PATH/$container.ready ]] || return 0
+  ((stopping)) && finish_task "$exit_stopped" stopped
+  error=$(LC_ALL=C tr -d '\000-\010\013-\037\177' <"$output" | grep -iE 'error|fatal|fail|cannot|could not|no such|no space' | head -n 1)
+  printf 'sluice: the container image %s could not be unpacked on %s: %s\n' "$image_file" "$node" "${error:0:300}" >>"$log"
+  finish_task "$exit_image_failed" image_failed "${error:0:300}"
+}
+
+# owns_lock: false if another task has removed the lock file since this one has opened it.
+owns_lock() { [[ $ENROOT_DATA_PATH/$container.lock -ef /dev/fd/$root_lock ]]; }
+
+# open_root: sets container to the name of the unpacked image, and unpacks it if no other task has done so.
+open_root() {
+  local name key
+  export ENROOT_DATA_PATH=${TMPDIR:-/tmp}/sluice-enroot-$UID
+  mkdir -m 700 "$ENROOT_DATA_PATH" 2>/dev/null
+  if [[ ! -d $ENROOT_DATA_PATH || -L $ENROOT_DATA_PATH || ! -O $ENROOT_DATA_PATH ]]; then
+    printf 'sluice: %s cannot be used on %s\n' "$ENROOT_DATA_PATH" "$node" >>"$log"
+    finish_task "$exit_image_failed" image_failed "$ENROOT_DATA_PATH is not a directory of yours on $node"
+  fi
+  remove_stale_roots
+  key=$(cksum <<<"$image_file")
+  name=sluice-$SLURM_JOB_ID-$restart_count-${key%% *}
+  trap close_root EXIT
+  while :; do
+    exec {root_lock}>>"$ENROOT_DATA_PATH/$name.lock"
+    container=$name
+    flock --shared "$root_lock"
+    [[ -e $ENROOT_DATA_PATH/$name.ready ]] && owns_lock && break
+    flock "$root_lock" # not atomic: another task may have unpacked or removed the directory before
+    [[ -e $ENROOT_DATA_PATH/$name.ready ]] || ! owns_lock || unpack_image
+    exec {root_lock}>&-
+  done
+  export ENROOT_RUNTIME_PATH=$ENROOT_DATA_PATH/$name.run-$role-$index
+  mkdir -p "$ENROOT_RUNTIME_PATH"
+}
+
+# close_root: removes the unpacked image if no other task uses it.
+close_root() {
+  [[ -n $container ]] || return 0
+  rmdir "${ENROOT_RUNTIME_PATH:-/}" 2>/dev/null
+  if flock --nonblock "$root_lock" && owns_lock; then remove_root "$container"; fi
+  container=''
+}
+
+# ---- Shared memory ------------------------------------------------------------------------------
+
+# Apptainer gives containers the node's /dev/shm and has no option for its size. So it runs in a mount namespace with a
+# tmpfs there. Mounting needs a user namespace in which the person is root; the container starts in a second one, in
+# which the person has the usual numbers and no privileges.
+# shellcheck disable=SC2016  # the second shell expands the variables
+mount_shm='user=$1 group=$2 size=$3
+shift 3
+mount -t tmpfs -o "size=${size}m,mode=1777,nosuid,nodev" tmpfs /dev/shm &&
+  exec unshare --user --map-user="$user" --map-group="$group" -- "$@"'
+
+# use_own_shm: changes argv so that the container gets a /dev/shm of its own. If the node does not allow that, the
+# container gets the node's, and the log says so.
+use_own_shm() {
+  local shm_argv=(unshare --user --map-root-user --mount --propagation slave --
+    /bin/sh -c "$mount_shm" sh "$UID" "$(id -g)" "$shm_mib")
+  if ! "${shm_argv[@]}" true >/dev/null 2>&1; then
+    printf 'sluice: shmMB has no effect on %s, because it does not allow user namespaces: /dev/shm is the one of the node\n' "$node" >>"$log"
+    return
+  fi
+  # setuid programs have no effect in a user namespace
+  [[ " ${argv[*]} " == *' --userns '* ]] || ! needs_user_namespace || argv+=(--userns)
+  argv=("${shm_argv[@]}" "${argv[@]}")
+}
+
+# make_task_dir: makes task_dir. TMPDIR may be longer than a unix socket's path allows (107 bytes).
+make_task_dir() {
+  task_dir=$(mktemp -d "/tmp/sluice-task-$UID-XXXXXXXX" 2>/dev/null || mktemp -d "${TMPDIR:-/tmp}/sluice-task-$UID-XXXXXXXX") || {
+    printf 'sluice: no directory can be made in /tmp on %s\n' "$node" >>"$log"
+    finish_task "$exit_start_failed" start_failed
+  }
+}
+
+# mount_hosts: gives the container an /etc/hosts with the names of all tasks and the node's own entries, unless the job
+# mounts one. Pyxis has mounted the batch script's file already; without a container there is nothing to mount.
+mount_hosts() {
+  local i
+  [[ $runtime == pyxis || $runtime == none ]] && return
+  mounts+=("$task_dir" "$task_dir" rw)
+  for ((i = 1; i < ${#mounts[@]}; i += 3)); do [[ ${mounts[i]} != /etc/hosts ]] || return 0; done
+  cat "$attempt_dir/hosts" /etc/hosts >"$task_dir/hosts" 2>/dev/null
+  mounts+=("$task_dir/hosts" /etc/hosts ro)
+}
+
 # container_argv: sets argv, the command that runs enter.sh in the role's container.
 container_argv() {
   local i mount mode image_root=$image_file
@@ -379,15 +510,11 @@ container_argv() {
       # PMIx clients read shared files of slurmstepd's PMIx server.
       ((!srun_mpi)) || [[ ! -d ${PMIX_SERVER_TMPDIR-} ]] || argv+=(--bind "${PMIX_SERVER_TMPDIR%/}")
       mount_image
+      ((!shm_mib)) || use_own_shm
       [[ -z $gpu_option ]] || ((!role_gpus)) || argv+=("$gpu_option")
       ;;
     enroot)
-      # The container's name must be unique in the cluster, because nodes may share enroot's data directory.
-      container=sluice-$SLURM_JOB_ID-$role-$index-$restart_count
-      export ENROOT_RUNTIME_PATH=${TMPDIR:-/tmp}/enroot-$UID-$SLURM_JOB_ID
-      mkdir -p "$ENROOT_RUNTIME_PATH"
-      "$runtime_program" create --name "$container" "$image_file" >>"$log" 2>&1 || finish_task "$exit_image_failed" image_failed
-      trap '"$runtime_program" remove --force "$container" >/dev/null 2>&1' EXIT
+      open_root
       argv=("$runtime_program" start --rw)
       ;;
     pyxis | none) return ;; # pyxis: srun has started this script in the container; none: there is no container
@@ -401,25 +528,22 @@ container_argv() {
     esac
   done
   if [[ $runtime == enroot ]]; then
-    ((shm_mib)) && argv+=(--mount "tmpfs:/dev/shm:tmpfs:x-create=dir,size=${shm_mib}m")
+    ((shm_mib)) && argv+=(--mount "tmpfs:/dev/shm:tmpfs:x-create=dir,rw,nosuid,nodev,mode=1777,size=${shm_mib}m")
     argv+=("$container")
   else
     argv+=("$image_root")
   fi
 }
 
-# on_term: handles SIGTERM: makes sure that the task gets it, and starts a timer that sends SIGKILL after the
-# grace period. Slurm signals every process of the step (proctrack/linuxproc) or only this shell
-# (proctrack/cgroup). The canary process tells which: if it is still alive, the task has not got the signal.
-on_term() {
-  interrupted=1
-  ((stopping)) && return
-  stopping=1
+# stop_task HAS_SIGTERM: sends SIGTERM to the task, unless it has got it, and starts a timer that sends SIGKILL after the grace period.
+stop_task() {
   [[ -n $task_pid ]] || return
-  sleep 0.3
-  kill -0 "$canary" 2>/dev/null && kill -TERM -- "-$task_pid" 2>/dev/null
+  if ((!$1)); then
+    kill -TERM -- "-$task_pid" 2>/dev/null
+    [[ $ssh_mode == off ]] || signal_sessions TERM
+  fi
   (
-    trap '' TERM
+    trap '' TERM USR1
     sleep "$grace_s"
     kill -KILL -- "-$task_pid"
   ) >/dev/null 2>&1 &
@@ -427,12 +551,60 @@ on_term() {
   disown "$kill_timer"
 }
 
+# on_stop: handles SIGUSR1 of read_requests: the batch script asked to stop the task.
+on_stop() {
+  interrupted=1
+  ((stopping)) && return
+  stopping=1
+  stop_task 0
+}
+
+# on_term: handles SIGTERM of Slurm, which sends it to every process of the step (proctrack/linuxproc) or only to this
+# shell (proctrack/cgroup). The canary process tells which: if the signal has not ended it after two seconds, the
+# task has not got it either.
+on_term() {
+  local tries=0 canary_ended=0
+  interrupted=1
+  ((stopping)) && return
+  stopping=1
+  while [[ -n $task_pid ]] && ((!canary_ended && tries < 20)); do
+    sleep 0.1
+    kill -0 "$canary" 2>/dev/null || canary_ended=1
+    ((tries += 1))
+  done
+  stop_task "$canary_ended"
+}
+
+# read_requests PID: reads requests of the batch script from standard input; sends SIGUSR1 to PID for "stop".
+read_requests() {
+  local request
+  while IFS= read -r request; do
+    [[ $request != stop ]] || kill -USR1 "$1"
+  done
+}
+
+# choose_gpu_devices: sets the variables by which enroot's NVIDIA hook (98-nvidia) decides what it mounts: nothing
+# without NVIDIA_VISIBLE_DEVICES, and no CUDA library without NVIDIA_DRIVER_CAPABILITIES. Variables set here take
+# precedence over those of the image.
+choose_gpu_devices() {
+  [[ $runtime == enroot || $runtime == pyxis ]] || return 0
+  export NVIDIA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-void}
+  [[ $runtime == enroot ]] && ((role_gpus)) || return 0
+  grep -qs '^NVIDIA_DRIVER_CAPABILITIES=' "$ENROOT_DATA_PATH/$container/etc/environment" ||
+    export NVIDIA_DRIVER_CAPABILITIES=compute,utility
+}
+
 # run_task: runs the task in its container and waits for its end; sets exit_code.
 run_task() {
   local argv=() input
   ((role_gpus)) || export CUDA_VISIBLE_DEVICES=
-  build_environment
+  [[ $ssh_mode == off ]] || write_ssh_config
+  mount_hosts
   container_argv
+  ((stopping)) && finish_task "$exit_stopped" stopped
+  choose_gpu_devices
+  build_environment
+  [[ $ssh_mode == off ]] || accept_sessions
   exec {input}< <(printf '%s\n' "${environment[@]}") # a pipe, so that values of secrets are not written to disk
   set -m # the task gets a process group, so that signals reach all its processes
   "${argv[@]}" /bin/sh "$attempt_dir/enter.sh" "$work_dir" <&"$input" {input}<&- >>"$log" 2>&1 &
@@ -440,6 +612,9 @@ run_task() {
   sleep infinity >/dev/null 2>&1 &
   canary=$!
   disown "$canary"
+  read_requests "$$" <&0 >/dev/null 2>&1 &
+  reader=$!
+  disown "$reader"
   set +m
   exec {input}<&-
   state=running started=$(now)
@@ -453,18 +628,22 @@ run_task() {
 }
 
 # hold_for_debugging: waits, so that a failed task of a job with isDebug keeps its node for inspection. Returns when
-# the job is stopped or someone creates the file "release" in the attempt's directory.
+# the job is stopped or Sluice creates the file "release" in the attempt's directory.
 hold_for_debugging() {
-  state=debug
+  state=debug task_pid='' # the task's process group has ended: on_term must not signal its number
   write_state
   until ((stopping)) || [[ -e $attempt_dir/release ]]; do sleep 2; done
 }
 
 main() {
+  [[ -z $session_data ]] || run_session
   trap on_term TERM
+  trap on_stop USR1
   log_offset=$(stat -c %s -- "$log" 2>/dev/null || printf 0)
   find_address
   pick_ports
+  make_task_dir
+  [[ $ssh_mode == off ]] || start_sshd
   write_state
   printf 'ready %s %s %s %s %s %s\n' "$role" "$index" "${SLURM_STEP_ID-}" "$node" "$ip" "$(format_ports)"
   wait_for_go

@@ -29,6 +29,7 @@ from clusters.models import (
     store_capacity,
     store_status,
 )
+from core.messages import msg, serialize
 from tests.app.scenario import HOST_KEY
 
 pytestmark = pytest.mark.django_db
@@ -142,6 +143,19 @@ def test_last_check_result_is_escaped(sysadmin: Client, populated_namespace: Nam
     assert "&lt;b&gt;gone&lt;/b&gt;" in page
     assert "→ fix it" in page
     assert "tf:2 = tf2.sif" in page
+
+
+def test_stored_messages_of_the_status_are_translated(
+    sysadmin: Client, populated_namespace: Namespace
+) -> None:
+    message = serialize(msg("file.no-command-given", "No command was given."))
+    line = {"outcome": "fail", "title": serialize(msg("doctor.port", "Port")), "found": message}
+    store_status(populated_namespace.cluster, last_error=message, doctor={"lines": [line]})
+    address = reverse("admin:clusters_cluster_change", args=[populated_namespace.cluster_id])
+    page = sysadmin.get(address, headers={"Accept-Language": "zh-hans"}).content.decode()
+    assert "端口: 没有给出命令。" in page
+    assert page.count("没有给出命令。") >= 2
+    assert "file.no-command-given" not in page
 
 
 def test_non_staff_users_are_redirected(client: Client, populated_namespace: Namespace) -> None:

@@ -138,7 +138,9 @@ def test_only_namespace_members_can_open_a_job(
     assert client.get(reverse(name, args=[job.pk])).status_code == status
 
 
-@pytest.mark.parametrize("action", ["stop", "retry", "clone", "delete", "time-limit", "describe"])
+@pytest.mark.parametrize(
+    "action", ["stop", "release", "retry", "clone", "delete", "time-limit", "describe"]
+)
 def test_outsiders_cannot_act_on_a_job(scenario: Scenario, action: str) -> None:
     job = scenario.job()
     before = Job.objects.filter(pk=job.pk).values().get()
@@ -184,8 +186,10 @@ def test_audit_is_limited_to_administered_namespaces(scenario: Scenario) -> None
 def test_members_are_added_changed_removed_and_audited(scenario: Scenario) -> None:
     client = client_for(scenario.chief)
     address = reverse("namespace_members", args=[scenario.lab.pk])
-    client.post(address, {"username": "carol", "role": "viewer"})
-    client.post(address, {"username": "carol", "role": "member"})
+    added = client.post(address, {"username": "carol", "role": "viewer"}, follow=True)
+    assert "carol was added." in added.content.decode()
+    changed = client.post(address, {"username": "carol", "role": "member"}, follow=True)
+    assert "The role of carol was changed." in changed.content.decode()
     assert Membership.objects.get(user=scenario.carol, namespace=scenario.lab).role == "member"
     client.post(address, {"username": "carol", "action": "remove"})
     assert not Membership.objects.filter(user=scenario.carol, namespace=scenario.lab).exists()
@@ -283,9 +287,24 @@ def test_batch_stops_or_deletes_every_selected_job(scenario: Scenario) -> None:
     running.refresh_from_db()
     assert waiting.deleted_at is not None
     assert running.deleted_at is None
-    client.post(address, {"action": "delete", "id": ids, "stop_first": "1"})
+    fields = {"action": "delete", "id": ids, "stop_first": "1"}
+    page = client.post(address, fields, follow=True).content.decode()
     running.refresh_from_db()
     assert running.wanted == "delete"
+    assert "1 job is being stopped. It will be deleted when it has ended." in page
+
+
+def test_page_says_whether_a_job_is_deleted_or_stopped_first(scenario: Scenario) -> None:
+    waiting, running = scenario.job("waiting"), scenario.job("running")
+    scenario.create_live_attempt(running)
+
+    def delete(job: Job) -> str:
+        address = reverse("job_action", args=[job.pk, "delete"])
+        response = client_for(scenario.alice).post(address, {"stop_first": "1"}, follow=True)
+        return response.content.decode()
+
+    assert "Job deleted." in delete(waiting)
+    assert "The job is being stopped. It will be deleted when it has ended." in delete(running)
 
 
 def test_list_is_filtered_by_scope_and_tab(scenario: Scenario) -> None:

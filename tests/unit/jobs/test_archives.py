@@ -26,6 +26,7 @@ from jobs.store.archives import (
 )
 from tests.example_counts import scale_examples
 
+LIMITS = ArchiveLimits(files=50_000, unpacked_bytes=8 * 1024**3)
 SMALL_LIMITS = ArchiveLimits(
     files=50, unpacked_bytes=4 * 1024**2, ratio=50, ratio_exempt_bytes=256 * 1024
 )
@@ -59,7 +60,7 @@ def make_zip(path: Path, files: dict[str, bytes], modes: dict[str, int] | None =
 
 
 def unpack(path: Path, into: Path) -> Path:
-    with tarfile.open(fileobj=io.BytesIO(b"".join(iter_tar_chunks(path)))) as tar:
+    with tarfile.open(fileobj=io.BytesIO(b"".join(iter_tar_chunks(path, LIMITS)))) as tar:
         tar.extractall(into, filter="data")
     return into
 
@@ -83,7 +84,7 @@ def test_valid_archives_are_converted_completely(tmp_path: Path, kind: str) -> N
             for n, d in VALID_FILES.items()
         ]
         make_tar(path, members, "w:gz" if kind == "tar.gz" else "w")
-    info = check_archive(path)
+    info = check_archive(path, LIMITS)
     assert (info.format, info.files) == (kind, len(VALID_FILES))
     assert info.unpacked_bytes == sum(map(len, VALID_FILES.values()))
     out = unpack(path, tmp_path / "out")
@@ -104,7 +105,7 @@ def test_links_inside_the_archive_are_preserved_and_setuid_bits_removed(tmp_path
             (make_member("hard", tarfile.LNKTYPE, "a/data.txt"), b""),
         ],
     )
-    check_archive(path)
+    check_archive(path, LIMITS)
     out = unpack(path, tmp_path / "out")
     assert (out / "a/up").read_bytes() == (out / "hard").read_bytes() == b"data"
     assert not (out / "a/data.txt").stat().st_mode & 0o6000

@@ -13,12 +13,11 @@ from jobs.jobfile import (
     TaskRole,
     build_json_schema,
     dump,
-    list_fields,
-    render_field_table,
 )
 from jobs.jobfile.frameworks import STRATEGIES
 from jobs.jobfile.importers import load_text
 from tests.example_counts import scale_examples
+from tests.unit.jobs.field_table import list_fields, render_field_table
 from tests.unit.jobs.strategies import job_specs
 
 
@@ -95,7 +94,7 @@ def test_documentation_field_table_and_example_are_current():
     shown = text.split("a test compares them -->\n")[1].split("<!-- end of fields")[0]
     assert shown == render_field_table()
     spec = load_text(text.split("```yaml\n")[1].split("```")[0]).spec
-    assert [role.name for role in spec.task_roles] == ["ps", "worker"]
+    assert [role.name for role in spec.task_roles] == ["chief", "ps", "worker"]
     for row in STRATEGIES:
         assert f"| {row.framework} | {row.name} |" in text
 

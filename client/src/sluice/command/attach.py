@@ -126,11 +126,11 @@ class JobAttachment:
         if self._reader is not None:
             self._reader.join(LAST_OUTPUT_S)
         self._read_attempt = job.attempt
-        target = self._read_all if self._all_tasks else self._read_one
+        target = self._print_all_logs if self._all_tasks else self._print_one_log
         self._reader = threading.Thread(target=target, args=(job.attempt,), daemon=True)
         self._reader.start()
 
-    def _read_one(self, attempt: int) -> None:
+    def _print_one_log(self, attempt: int) -> None:
         stream = self._client.logs(self._job, self._role, self._index, follow=True, attempt=attempt)
         try:
             for chunk in stream:
@@ -143,7 +143,7 @@ class JobAttachment:
             )
         self._printer.finish(self._role, self._index)
 
-    def _read_all(self, attempt: int) -> None:
+    def _print_all_logs(self, attempt: int) -> None:
         """Print the output of all tasks. Polls, because one request shows which of the logs have grown."""
         streams: dict[tuple[str, int], LogStream] = {}
         session = self._client.session
