@@ -34,6 +34,7 @@ def submit_world(
     return harness.submit({"framework": "mpi", "taskRoles": roles, **fields})
 
 
+@pytest.mark.proves("framework", "framework.name")
 @pytest.mark.parametrize("worker_fields", [{}, UNEQUAL], ids=["equal", "unequal"])
 def test_one_step_runs_all_roles_of_the_program(
     batch_harness: BatchHarness, worker_fields: dict[str, Any]
