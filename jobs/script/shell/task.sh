@@ -389,17 +389,21 @@ unmount_image() {
 # Each task holds a shared lock while it uses the directory. The last one removes it. What a killed job has left behind
 # is not locked: the person's next task on the node removes it.
 
-# remove_root NAME: removes an unpacked image. Directories in it may be write-protected.
+# remove_root NAME: removes an unpacked image, while the caller holds its lock. Directories in it may be write-protected.
+# The lock file is last: without it, another task may unpack the image again under the same name.
 remove_root() {
-  [[ ! -d $ENROOT_DATA_PATH/$1 ]] || chmod -R u+rwX -- "$ENROOT_DATA_PATH/$1" 2>/dev/null
-  rm -rf --one-file-system -- "${ENROOT_DATA_PATH:?}/${1:?}" "${ENROOT_DATA_PATH:?}/${1:?}".*
+  local root=${ENROOT_DATA_PATH:?}/${1:?}
+  [[ ! -d $root ]] || chmod -R u+rwX -- "$root" 2>/dev/null
+  rm -rf --one-file-system -- "$root" "$root.ready" "$root.output" "$root".run-*
+  rm -f -- "$root.lock"
 }
 
-# remove_stale_roots: removes the unpacked images on this node that no task uses.
+# remove_stale_roots: removes the unpacked images on this node that no task uses. Those of this job are left alone: its
+# tasks may be about to use them.
 remove_stale_roots() {
   local file lock
   for file in "$ENROOT_DATA_PATH"/*.lock; do
-    [[ -e $file ]] || continue
+    [[ -e $file && $file != */sluice-"$SLURM_JOB_ID"-"$restart_count"-* ]] || continue
     exec {lock}>>"$file"
     flock --nonblock "$lock" && [[ $file -ef /dev/fd/$lock ]] && remove_root "$(basename -- "$file" .lock)"
     exec {lock}>&-
@@ -422,6 +426,8 @@ unpack_image() {
 # owns_lock: false if another task has removed the lock file since this one has opened it.
 owns_lock() { [[ $ENROOT_DATA_PATH/$container.lock -ef /dev/fd/$root_lock ]]; }
 
+is_unpacked() { [[ -e $ENROOT_DATA_PATH/$container.ready ]] && owns_lock; }
+
 # open_root: sets container to the name of the unpacked image, and unpacks it if no other task has done so.
 open_root() {
   local name key
@@ -438,10 +444,16 @@ open_root() {
   while :; do
     exec {root_lock}>>"$ENROOT_DATA_PATH/$name.lock"
     container=$name
-    flock --shared "$root_lock"
-    [[ -e $ENROOT_DATA_PATH/$name.ready ]] && owns_lock && break
-    flock "$root_lock" # not atomic: another task may have unpacked or removed the directory before
-    [[ -e $ENROOT_DATA_PATH/$name.ready ]] || ! owns_lock || unpack_image
+    flock --shared "$root_lock" # waits while another task unpacks the image
+    is_unpacked && break
+    # Without waiting: a task that has unpacked the image in the meantime keeps its shared lock while it runs.
+    if flock --nonblock "$root_lock"; then
+      ! owns_lock || is_unpacked || unpack_image
+      flock --shared "$root_lock" # not atomic, so the directory may be gone now
+      is_unpacked && break
+    fi
+    ((stopping)) && finish_task "$exit_stopped" stopped
+    sleep 0.2
     exec {root_lock}>&-
   done
   export ENROOT_RUNTIME_PATH=$ENROOT_DATA_PATH/$name.run-$role-$index
