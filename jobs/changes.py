@@ -32,6 +32,7 @@ WAITING_TASK_COLUMNS: Mapping[str, Any] = {
     "ports": {},
     "gpus": "",
     "exit_code": None,
+    "pulled_bytes": None,
     "started_at": None,
     "ended_at": None,
 }

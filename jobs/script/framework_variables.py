@@ -65,7 +65,12 @@ def build_framework_variables(spec: JobSpec) -> dict[str, tuple[Variable, ...]]:
 
 
 def shares_node_memory(spec: JobSpec) -> bool:
-    """True if tasks on one node exchange data through /dev/shm of the node: MPI libraries do (Open MPI's vader, UCX)."""
+    """True if tasks on one node exchange data through /dev/shm of the node: MPI libraries do (Open MPI's vader, UCX).
+
+    Jobs with SSH between their tasks count as well: mpirun and horovodrun start processes with it.
+    """
+    if spec.job_ssh:
+        return True
     assignment = assign_roles(spec)
     if assignment is None:
         return False
