@@ -81,7 +81,7 @@ if ((tasks > 1)); then # all tasks on this node, each with the standard input of
   feeder=$!
   code=0
   for job in $(jobs -p); do [[ $job == "$feeder" ]] || wait "$job" || code=$?; done
-  kill "$feeder"
+  kill "$feeder" 2>/dev/null # it ends by itself if all tasks have ended
   exit "$code"
 fi
 [[ -n ${SPLIT_LINES-} ]] || exec "$@"
