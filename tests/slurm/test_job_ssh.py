@@ -346,8 +346,10 @@ SCHEDULER = textwrap.dedent(
 def test_mindspore_workers_meet_at_the_scheduler(
     batch_harness: BatchHarness, own_scheduler: bool
 ) -> None:
-    """The program does what MindSpore does with these variables."""
-    roles = [role("worker", "python3 train.py", taskNumber=2, minSucceededTaskCount=2)]
+    """The program does what MindSpore does with these variables. The scheduler starts after preCommands."""
+    prepare = {"preCommands": ["sleep 1; cp train.py prepared-$MS_ROLE-$VC_TASK_INDEX.py"]}
+    command = "python3 prepared-MS_WORKER-$VC_TASK_INDEX.py"
+    roles = [role("worker", command, taskNumber=2, minSucceededTaskCount=2, **prepare)]
     if own_scheduler:
         roles.append(role("scheduler", "python3 train.py"))
     job = batch_harness.submit(

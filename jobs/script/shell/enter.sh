@@ -25,31 +25,39 @@ if [ -n "${_sluice_bin-}" ]; then
   export PATH="$_sluice_bin:$PATH"
 fi
 
-# The first task of some frameworks runs the server by which the tasks find each other; other tasks wait for it.
-case ${_sluice_server-} in
-  *horovod | *xgboost)
-    _sluice_python=$(command -v python3 || command -v python)
-    if ! _sluice_server_pid=$("${_sluice_python:-python3}" "${0%/*}/framework_server.py" "$_sluice_server" 2>&3 3>&-); then
-      echo "sluice: the server of ${_sluice_server#wait-} is not available in the container of this task or of the first task" >&3
-      exit 209
-    fi
-    ;;
-  mindspore) # the scheduler is the job's own program in another part; workers wait for it
-    MS_ROLE=MS_SCHED "$_sluice_shell" -c '. /dev/fd/4' command >&3 2>&3 3>&- 4<<END_OF_COMMAND &
+# run_server: starts the server by which the tasks of a framework find each other, in the first task; waits for it in others.
+run_server() {
+  case $_sluice_server in
+    *horovod | *xgboost)
+      _sluice_python=$(command -v python3 || command -v python)
+      if ! _sluice_server_pid=$("${_sluice_python:-python3}" "${0%/*}/framework_server.py" "$_sluice_server" 2>&3 3>&-); then
+        echo "sluice: the server of ${_sluice_server#wait-} is not available in the container of this task or of the first task" >&3
+        return 209
+      fi
+      ;;
+    mindspore) # the scheduler is the job's own program in another part; workers wait for it by themselves
+      MS_ROLE=MS_SCHED "$_sluice_shell" -c '. /dev/fd/4' command >&3 2>&3 3>&- 4<<END_OF_COMMAND &
 exec 4<&-; $_sluice_command
 END_OF_COMMAND
-    _sluice_server_pid=$!
-    ;;
-esac
-[ -z "${_sluice_server_pid-}" ] || trap 'kill -KILL "$_sluice_server_pid"' EXIT
+      _sluice_server_pid=$!
+      ;;
+  esac
+  [ -z "${_sluice_server_pid-}" ] || trap 'kill -KILL "$_sluice_server_pid"' EXIT
+}
+
+# run_text TEXT: runs commands of the job in a shell of their own.
+run_text() {
+  [ -n "$1" ] || return 0
+  "$_sluice_shell" -c 'trap "exit 143" TERM; . /dev/fd/4' command 2>&3 3>&- 4<<END_OF_COMMAND
+exec 4<&-; $1
+END_OF_COMMAND
+}
 
 # Every process of the task gets SIGTERM. This shell ignores it and waits for the shell that runs the commands.
 # That shell waits until the current program has handled the signal and then exits with 143, unless the
 # job's commands set a trap of their own.
 trap : TERM
-for _sluice_text in "$_sluice_pre" "$_sluice_command" "$_sluice_post"; do
-  [ -n "$_sluice_text" ] || continue
-  "$_sluice_shell" -c 'trap "exit 143" TERM; . /dev/fd/4' command 2>&3 3>&- 4<<END_OF_COMMAND || exit
-exec 4<&-; $_sluice_text
-END_OF_COMMAND
-done
+run_text "$_sluice_pre" || exit
+run_server || exit
+run_text "$_sluice_command" || exit
+run_text "$_sluice_post" || exit

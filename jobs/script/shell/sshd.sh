@@ -79,13 +79,14 @@ start_sshd() {
 }
 
 # signal_marked NAME SIGNAL: signals all processes of the user that were started with NAME=task_dir in their environment.
+# Fails if there are none.
 signal_marked() {
   local file pids=()
   while read -r file; do
     file=${file#/proc/}
     pids+=("${file%/environ}")
   done < <(grep -lsFxz -- "$1=$task_dir" /proc/[0-9]*/environ)
-  ((${#pids[@]} == 0)) || kill "-$2" "${pids[@]}" 2>/dev/null
+  ((${#pids[@]})) && kill "-$2" "${pids[@]}" 2>/dev/null
 }
 
 signal_sessions() { signal_marked SLUICE_SSH_SESSION "$1"; }

@@ -493,9 +493,15 @@ use_own_shm() {
   argv=("${shm_argv[@]}" "${argv[@]}")
 }
 
-# make_task_dir: makes task_dir. TMPDIR may be longer than a unix socket's path allows (107 bytes).
+# make_task_dir: makes task_dir; removes those of tasks that were killed on this node. The name has the process id of
+# task.sh. TMPDIR may be longer than a unix socket's path allows (107 bytes).
 make_task_dir() {
-  task_dir=$(mktemp -d "/tmp/sluice-task-$UID-XXXXXXXX" 2>/dev/null || mktemp -d "${TMPDIR:-/tmp}/sluice-task-$UID-XXXXXXXX") || {
+  local dir pid
+  for dir in {/tmp,"${TMPDIR:-/tmp}"}/sluice-task-"$UID"-*-*; do
+    pid=${dir##*/sluice-task-"$UID"-}
+    [[ ! -d $dir ]] || kill -0 "${pid%-*}" 2>/dev/null || rm -rf "$dir"
+  done
+  task_dir=$(mktemp -d "/tmp/sluice-task-$UID-$$-XXXXXX" 2>/dev/null || mktemp -d "${TMPDIR:-/tmp}/sluice-task-$UID-$$-XXXXXX") || {
     printf 'sluice: no directory can be made in /tmp on %s\n' "$node" >>"$log"
     finish_task "$exit_start_failed" start_failed
   }
