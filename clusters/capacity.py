@@ -113,6 +113,17 @@ class Capacity:
 
 
 @dataclass(frozen=True, slots=True)
+class PricedSize:
+    """A size that a namespace offers. `price` is in machine hours per hour, for one task."""
+
+    cpus: int
+    mem_mib: int
+    gpus: int
+    gpu_type: str  # empty: any
+    price: float
+
+
+@dataclass(frozen=True, slots=True)
 class NamespaceRules:
     """The settings of a namespace that the planner needs: partitions, account, QOS, limits. None: no limit."""
 
@@ -122,6 +133,7 @@ class NamespaceRules:
     qos: str = ""
     constraint: str = ""
     default_image: str = ""
+    needs_image: bool = True  # tasks run in containers
     default_time_s: int | None = None
     max_time_s: int | None = None
     max_gpus_per_job: int | None = None

@@ -141,8 +141,9 @@ class ClusterForm(ClusterModelForm):
         label=_("Storages"),
         required=False,
         help_text=_(
-            "One per line: storage name in OpenPAI job files = directory on this cluster, which may "
-            "start with ~ and contain $USER. For example: teamdata = /data/team"
+            "One per line: storage name in OpenPAI job files, or beginning of a URI = directory on this cluster, "
+            "which may start with ~ and contain $USER. For example: teamdata = /data/team, "
+            "hdfs://namenode:9000 = /data/hdfs"
         ),
     )
     container_binds = LineListField(

@@ -48,6 +48,11 @@ def memory(mib: int | None) -> str:
     return f"{gib:.1f}".removesuffix(".0") + " GB" if gib < 100 else f"{gib:.0f} GB"
 
 
+def hours(value: float | None) -> str:
+    """GPU hours and machine hours: at most two decimals, 0.5, 12, 1.25."""
+    return "–" if value is None else f"{value:.2f}".rstrip("0").rstrip(".")
+
+
 def filesize(size: int | None) -> str:
     if size is None:
         return "–"

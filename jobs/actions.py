@@ -10,7 +10,7 @@ import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -19,7 +19,7 @@ from django.utils import timezone
 
 from clusters.access import can_submit
 from clusters.errors import ClusterError
-from clusters.models import Namespace, load_capacity, unix_user_for
+from clusters.models import Namespace, ResourceSpec, load_capacity, unix_user_for
 from core.api.idempotency import get_or_create_for_key
 from core.errors import (
     ActionRefused,
@@ -30,23 +30,26 @@ from core.errors import (
     NotAllowed,
 )
 from core.events.records import Actor, record_events
-from core.messages import _
+from core.messages import _, msg
 from jobs.changes import Changes, RequestedEvent, apply_transition
 from jobs.events import JobEventKind, build_job_event, build_state_data
-from jobs.jobfile import JobSpec
+from jobs.jobfile import JobSpec, SpecWarning
 from jobs.lifecycle.states import DesiredState, JobState
 from jobs.lifecycle.transitions import QUEUED_REASON, Transition, decide_requeue, decide_stop
-from jobs.models import Attempt, CodeUpload, Job
+from jobs.models import LIVE_STATE_VALUES, Attempt, CodeUpload, Job
 from jobs.plan import Plan, plan
+from jobs.script.job_paths import find_path_problems
 from jobs.store import secrets as job_secrets
 from jobs.store.access import JobAction, can, can_remove_files, job_not_found
+from jobs.store.cluster_render_options import build_render_options
 
 if TYPE_CHECKING:
     from accounts.models import User
 
-WATCH_DURATION_S = 30
+WATCH_DURATION_S = 60
 MAX_LABELS = 50
 MIN_TIME_LIMIT_S = 60
+NAME_PATH = "jobName"  # path of warnings about the job's name
 _LABEL_NAME_PATTERN = re.compile(r"[^\x00-\x1f]{1,100}\Z")
 
 
@@ -61,7 +64,9 @@ def plan_job(*, spec: JobSpec, namespace: Namespace) -> Plan:
             ),
             cluster=namespace.cluster.name,
         )
-    return plan(spec, namespace.rules(), capacity)
+    known = find_path_problems(spec, options=build_render_options(namespace.cluster))
+    sizes = ResourceSpec.list_priced(namespace)
+    return plan(spec, namespace.rules(), capacity, sizes, known=known)
 
 
 def create_job(
@@ -97,6 +102,8 @@ def create_job(
         cloned_from=cloned_from,
         retry_count=spec.retry_count,
         grace_s=spec.grace_period,
+        estimated_duration_s=spec.estimated_duration,
+        keeps_failed_tasks=spec.is_debug,
         has_secrets=bool(secrets or image_logins),
         **_build_plan_columns(job_plan),
         state=JobState.QUEUED.value,
@@ -157,6 +164,7 @@ def _build_plan_columns(job_plan: Plan) -> dict[str, Any]:
         "cpus": totals.cpus,
         "mem_mib": totals.mem_mib,
         "gpus": sum(totals.gpus.values()),
+        "hourly_price": totals.hourly_price,
         "gpu_type": ",".join(sorted(kind for kind in totals.gpus if kind))[:60],
         "node_count": totals.nodes,
         "task_count": totals.tasks,
@@ -172,6 +180,34 @@ def stop_job(*, job: Job, by: User) -> Job:
             return job
         transition = _decide_stop_transition(job, by, DesiredState.STOP)
         _save_transition(job, transition, RequestedEvent(JobEventKind.STOP, by.get_username()))
+    return job
+
+
+def release_job(*, job: Job, by: User) -> Job:
+    """Request that the failed tasks that a job with isDebug keeps end now. The job then ends as without isDebug.
+
+    Tasks of this run that fail later are not kept either. Repeating the request has no further effect.
+    """
+    with transaction.atomic():
+        # The engine locks an attempt before its job; the other order could deadlock.
+        open_attempts = Attempt.objects.filter(job=job, phase=Attempt.Phase.LIVE)
+        list(open_attempts.select_for_update(of=("self",)).values_list("pk"))
+        job = _lock_job(job, by, JobAction.RELEASE)
+        if not job.keeps_failed_tasks:
+            raise InvalidTransition(
+                _("Job %(name)s does not keep failed tasks: isDebug is not set.", name=job.name),
+                state=job.state,
+            )
+        if job.state != JobState.RUNNING:
+            raise InvalidTransition(
+                _(
+                    "Job %(name)s is not running, so it keeps no tasks that could be released.",
+                    name=job.name,
+                ),
+                state=job.state,
+            )
+        if open_attempts.filter(wanted_release=False).update(wanted_release=True):
+            _record_event(job, JobEventKind.RELEASE, by, build_state_data(job))
     return job
 
 
@@ -284,6 +320,9 @@ def clone_job(
     spec = load_spec(job).model_copy(
         update={"job_name": name or find_unused_name(by, job.name), "namespace": target.name}
     )
+    # The warning about the name of the original does not apply to the copy.
+    warnings = [row for row in job.warnings if row.get("path") != NAME_PATH]
+    warnings += [warning.serialize() for warning in build_name_warnings(by, spec.job_name)]
     return create_job(
         by=by,
         spec=JobSpec.model_validate(spec.model_dump(by_alias=True)),
@@ -291,19 +330,49 @@ def clone_job(
         labels=job.labels,
         code_upload=job.code_upload,
         cloned_from=job.pk,
-        warnings=job.warnings,
+        warnings=warnings,
     )
 
 
 def find_unused_name(owner: User, name: str) -> str:
-    """Return `name`, or the name with the first of the suffixes -2, -3 … that no live job of the owner has."""
+    """Return `name`, or the name with the first of the suffixes -2, -3 … that no job of the owner has.
+
+    Names of ended jobs count as used: people find jobs, results and logs by name. Names of deleted jobs are free.
+    """
     base = re.sub(r"-\d{1,4}\Z", "", name)[:240] or name
-    live_jobs = Job.objects.live().filter(owner=owner, name__startswith=base)
-    taken_names = set(live_jobs.values_list("name", flat=True))
+    jobs = Job.objects.not_deleted().filter(owner=owner, name__startswith=base)
+    taken_names = set(jobs.values_list("name", flat=True).distinct())
     if name not in taken_names:
         return name
     candidates = (f"{base}-{number}" for number in itertools.count(2))
     return next(candidate for candidate in candidates if candidate not in taken_names)
+
+
+def build_name_warnings(owner: User, name: str) -> list[SpecWarning]:
+    """Build the warning that a job of the owner has this name already, with the next free name."""
+    states = set(
+        Job.objects.not_deleted()
+        .filter(owner=owner, name=name)
+        .values_list("state", flat=True)
+        .distinct()
+    )
+    if not states:
+        return []
+    free = find_unused_name(owner, name)
+    message = (
+        msg(
+            "submission.name-in-use",
+            "a job of yours with this name has not ended, so a second one is refused; %(free)s is free.",
+            free=free,
+        )
+        if states & set(LIVE_STATE_VALUES)
+        else msg(
+            "submission.name-used-before",
+            "an earlier job of yours has this name; %(free)s is free.",
+            free=free,
+        )
+    )
+    return [SpecWarning(NAME_PATH, message)]
 
 
 def change_time_limit(*, job: Job, by: User, time_limit_s: int) -> Job:
@@ -407,12 +476,15 @@ def _run_batch(jobs: Iterable[Job], action: Callable[[Job], object]) -> list[Job
 
 def watch_job(*, job: Job) -> None:
     """Mark the job as watched: for WATCH_DURATION_S the engine reads the state files of its tasks."""
+    if job.is_live:
+        extend_watch(job_id=job.pk, watched_until=job.watched_until)
+
+
+def extend_watch(*, job_id: UUID | str, watched_until: datetime | None) -> None:
+    """Do the same for a live job of which only these columns are loaded. Writes only in the second half of the time."""
     now = timezone.now()
-    if job.is_live and (
-        job.watched_until is None
-        or job.watched_until < now + timedelta(seconds=WATCH_DURATION_S / 2)
-    ):
-        Job.objects.filter(pk=job.pk).update(
+    if watched_until is None or watched_until < now + timedelta(seconds=WATCH_DURATION_S / 2):
+        Job.objects.filter(pk=job_id).update(
             watched_until=now + timedelta(seconds=WATCH_DURATION_S)
         )
 
@@ -457,14 +529,17 @@ def _record_event(job: Job, kind: JobEventKind, by: User, data: dict[str, Any]) 
 
 
 def _build_name_taken_error(owner: User, name: str) -> NameTaken:
+    free = find_unused_name(owner, name)
     return NameTaken(
         _(
             "%(owner)s already has a job named %(name)s that has not ended. Choose another "
-            "name, or stop that one first.",
+            "name, such as %(free)s, or stop that one first.",
             owner=owner.get_username(),
             name=name,
+            free=free,
         ),
         name=name,
+        suggestion=free,
     )
 
 

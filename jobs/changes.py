@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,12 +18,24 @@ from django.db.models import Model
 
 from core.events.records import Actor, NewEvent, record_events
 from jobs.events import JobEventKind, build_job_event, build_state_data
-from jobs.lifecycle.states import JobState, Reason
+from jobs.lifecycle.states import AttemptPhase, JobState, Reason
 from jobs.lifecycle.transitions import Transition, TransitionKind
-from jobs.models import Attempt, Job
+from jobs.models import UNFINISHED_TASK_STATES, Attempt, Job, Task
 from jobs.store import secrets as job_secrets
 
 ROWS_PER_UPDATE = 400
+# The columns of a task that has not started.
+WAITING_TASK_COLUMNS: Mapping[str, Any] = {
+    "state": Task.State.WAITING,
+    "node": "",
+    "ip": "",
+    "ports": {},
+    "gpus": "",
+    "exit_code": None,
+    "pulled_bytes": None,
+    "started_at": None,
+    "ended_at": None,
+}
 
 
 @dataclass
@@ -34,6 +46,8 @@ class Changes:
     _job_columns: dict[Any, dict[str, Any]] = field(default_factory=dict)
     _attempt_columns: dict[Any, dict[str, Any]] = field(default_factory=dict)
     _events: list[NewEvent] = field(default_factory=list)
+    _ended_attempt_ids: list[int] = field(default_factory=list)
+    _requeued_attempt_ids: list[int] = field(default_factory=list)
     _job_ids_to_delete_secrets_of: list[Any] = field(default_factory=list)
 
     def set_job_columns(self, job: Job, **values: Any) -> set[str]:
@@ -57,6 +71,17 @@ class Changes:
         event_data = {**build_state_data(job), **(data or {})}
         self._events.append(build_job_event(job, kind, event_data, actor, actor_name))
 
+    def add_built_events(self, events: Iterable[NewEvent]) -> None:
+        self._events += events
+
+    def end_tasks(self, attempt: Attempt) -> None:
+        """Give the attempt's tasks without an end state one, until their state files are read for the last time."""
+        self._ended_attempt_ids.append(attempt.pk)
+
+    def reset_tasks(self, attempt: Attempt) -> None:
+        """Let the attempt's tasks wait again: Slurm has requeued it."""
+        self._requeued_attempt_ids.append(attempt.pk)
+
     def delete_secrets(self, job: Job) -> None:
         """Delete the job's secret values when `write` is called."""
         self._job_ids_to_delete_secrets_of.append(job.pk)
@@ -65,6 +90,7 @@ class Changes:
         """Save the collected changes and events."""
         _update_rows(Attempt, self._attempt_columns)
         _update_rows(Job, self._job_columns)
+        _update_tasks(self._ended_attempt_ids, self._requeued_attempt_ids)
         if self._job_ids_to_delete_secrets_of:
             job_secrets.delete_secrets(self._job_ids_to_delete_secrets_of)
         record_events(self._events)
@@ -90,6 +116,17 @@ def _update_rows(model: type[Model], columns_by_pk: Mapping[Any, Mapping[str, An
         for start in range(0, len(pks), ROWS_PER_UPDATE):
             chunk = pks[start : start + ROWS_PER_UPDATE]
             model._default_manager.filter(pk__in=chunk).update(**columns_by_pk[pks[0]])
+
+
+def _update_tasks(ended_ids: Sequence[int], requeued_ids: Sequence[int]) -> None:
+    for start in range(0, len(ended_ids), ROWS_PER_UPDATE):
+        tasks = Task.objects.filter(attempt_id__in=ended_ids[start : start + ROWS_PER_UPDATE])
+        tasks.filter(state=Task.State.KEPT).update(state=Task.State.FAILED)
+        unfinished = tasks.filter(state__in=UNFINISHED_TASK_STATES)
+        unfinished.filter(attempt__phase=AttemptPhase.REFUSED).update(state=Task.State.STOPPED)
+        unfinished.update(state=Task.State.UNKNOWN)
+    if requeued_ids:
+        Task.objects.filter(attempt_id__in=requeued_ids).update(**WAITING_TASK_COLUMNS)
 
 
 # -- transitions --------------------------------------------------------------------------------------
@@ -126,6 +163,8 @@ def apply_transition(
         **_build_reason_columns(transition.reason),
         **transition.job,
     )
+    if attempt is not None:
+        _add_task_changes(changes, attempt, JobState(job.state), old_state)
     if transition.job_ends:
         changes.delete_secrets(job)
     if requested_event is not None:
@@ -138,6 +177,16 @@ def apply_transition(
         )
     else:
         _add_engine_event(changes, job, attempt, transition, old_state, changed_columns)
+
+
+def _add_task_changes(
+    changes: Changes, attempt: Attempt, state: JobState, old_state: JobState
+) -> None:
+    if attempt.phase in (AttemptPhase.ENDED, AttemptPhase.REFUSED):
+        changes.end_tasks(attempt)
+    elif old_state is JobState.RUNNING and state is JobState.PENDING:  # Slurm has requeued the job
+        changes.reset_tasks(attempt)
+        changes.set_attempt_columns(attempt, wanted_release=False)
 
 
 def _build_reason_columns(reason: Reason) -> dict[str, Any]:

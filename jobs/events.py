@@ -23,6 +23,7 @@ class JobEventKind(StrEnum):
     REASON = "reason"  # the reason changed, the state did not
     RETRYING = "retrying"  # an attempt ended and the engine makes another
     STOP = "stop"  # a person requested a stop
+    RELEASE = "release"  # a person requested that kept tasks end
     RETRY = "retry"  # a person requested a new attempt
     TIME_LIMIT = "time-limit"  # a time limit was requested, set in Slurm or refused by Slurm
     EDITED = "edited"  # a person changed description or labels
@@ -99,6 +100,7 @@ _DATA_MODELS: dict[JobEventKind, type[EventData]] = {
     JobEventKind.REASON: StateData,
     JobEventKind.RETRYING: RetryingData,
     JobEventKind.STOP: StopData,
+    JobEventKind.RELEASE: StateData,
     JobEventKind.RETRY: StateData,
     JobEventKind.TIME_LIMIT: TimeLimitData,
     JobEventKind.EDITED: EditedData,

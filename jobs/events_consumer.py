@@ -1,4 +1,7 @@
-"""The websocket of job events: `/ws/events?since=N`.
+"""The websocket of job events: `/ws/events?since=N&job=ID`.
+
+With `job`, only the events of this job are sent, and while the websocket is open the job counts as watched: the engine
+reads the states of its tasks.
 
 All frames are JSON text: first `{"type": "hello", "number": N}`, then `{"type": "events", "events": […]}` repeatedly.
 If events after `since` are no longer available, the first frame is `{"type": "reset", "number": N}`: the client must
@@ -17,11 +20,13 @@ from channels.generic.websocket import AsyncWebsocketConsumer
 from django.utils import translation
 
 from accounts.websockets import CLOSE_NOT_FOUND, CLOSE_TOO_SLOW, AuthenticatedConsumer
+from core.errors import NotFound
 from core.events.hub import Subscription, get_hub
 from core.events.records import EventRow
 from core.events.visibility import Visibility
+from jobs.actions import watch_job
 from jobs.lifecycle.reasons import translate_event_data
-from jobs.store.access import visibility_of
+from jobs.store.access import find_job, visibility_of
 
 MAX_EVENTS_PER_FRAME = 200
 
@@ -38,8 +43,15 @@ class EventsConsumer(AuthenticatedConsumer):
     _visibility: Visibility | None = None
     _subscription: Subscription | None = None
     _sender_task: asyncio.Task[None] | None = None
+    _job_id = ""  # only events of this job; empty: of all jobs
 
     def check_permission(self) -> bool:
+        self._job_id = self._parse_query("job")
+        if self._job_id:
+            try:
+                watch_job(job=find_job(self.user, self._job_id))
+            except NotFound:
+                return False
         self._visibility = visibility_of(self.user)
         if self._visibility is not None and self._subscription is not None:
             self._subscription.visibility = self._visibility
@@ -62,9 +74,12 @@ class EventsConsumer(AuthenticatedConsumer):
         self._sender_task = asyncio.create_task(self._forward(self._subscription))
 
     def _parse_since(self) -> int | None:
-        query = parse_qs(self.scope.get("query_string", b"").decode("latin-1"))
-        value = query.get("since", [""])[0]
+        value = self._parse_query("since")
         return int(value) if value.isdecimal() and len(value) < 19 else None
+
+    def _parse_query(self, name: str) -> str:
+        query = parse_qs(self.scope.get("query_string", b"").decode("latin-1"))
+        return query.get(name, [""])[0]
 
     async def _forward(self, subscription: Subscription) -> None:
         while True:
@@ -79,6 +94,8 @@ class EventsConsumer(AuthenticatedConsumer):
             await self._send_events([event for event in batch if event is not None])
 
     async def _send_events(self, events: list[EventRow]) -> None:
+        if self._job_id:
+            events = [event for event in events if str(event.subject_id) == self._job_id.lower()]
         for start in range(0, len(events), MAX_EVENTS_PER_FRAME):
             part = events[start : start + MAX_EVENTS_PER_FRAME]
             frames = [build_event_frame(event, self.language) for event in part]

@@ -1,7 +1,8 @@
 """Lists, reads and archives a job's files on the cluster, with the rights of the job's owner.
 
 Nothing is changed on the cluster. A requested path is resolved there, including symbolic links, and must be
-below one of two roots: the work directory or the output directory. `jobs.store.access` decides permissions.
+below one of the roots: the work directory, the output directory or the model directory. `jobs.store.access` decides
+permissions.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from core.errors import InvalidValue, NotAllowed, NotFound, TooLarge
 from core.messages import _
 from jobs.actions import load_spec
 from jobs.models import Attempt, Job
-from jobs.script.paths import ROLE_DATA_FILE, SSH_KEYS_DIR, AttemptPaths
-from jobs.script.render import RenderOptions, resolve_directories
-from jobs.script.variables import substitute_paths
+from jobs.script.job_paths import JobIdentity, resolve_paths
+from jobs.script.paths import JOB_DIRECTORIES, ROLE_DATA_FILE, SSH_KEYS_DIR, AttemptPaths
+from jobs.script.render import RenderError, resolve_directories
 from jobs.store.archives import ArchiveRefused, check_entry_path
+from jobs.store.cluster_render_options import build_render_options
 
-ROOTS = ("work", "output")
+ROOTS = ("work", "output", "model")
 MAX_TAR_FILES = 20_000
 MAX_TAR_DEPTH = 40
 
@@ -59,7 +61,7 @@ def resolve_path(
     """Resolve a requested path on the cluster and check that it may be read.
 
     `for_owner` allows paths that only the owner may read: the file with the tasks' environment variables, the keys of
-    their SSH servers, and an output directory outside the work directory.
+    their SSH servers, and directories that the job file names outside the job's own directories.
     Raises NotFound, NotAllowed, InvalidValue, RemoteFileMissing and other ClusterErrors.
     """
     try:
@@ -67,9 +69,9 @@ def resolve_path(
     except ArchiveRefused as refused:
         raise InvalidValue(refused.user_message, path=path[:200]) from refused
     transport = transport_for(job.cluster, attempt.unix_user)
-    base = attempt.work_dir if root == "work" else _resolve_output_dir(job, attempt)
-    if not for_owner and not _is_within(posixpath.normpath(base), attempt.work_dir):
-        raise NotAllowed(_("Only the owner may read a job's output directory."))
+    base = attempt.work_dir if root == "work" else _resolve_directory(job, attempt, root)
+    if not for_owner and not _is_shared(posixpath.normpath(base), attempt.work_dir):
+        raise _not_the_owner()
     argv = [
         "realpath",
         "-e",
@@ -85,7 +87,9 @@ def resolve_path(
         raise RemoteFileMissing(
             _("%(path)s does not exist among the job's files.", path=relative_path)
             if relative_path
-            else _("The job's directory no longer exists."),
+            else _("The job's directory no longer exists.")
+            if root == "work"
+            else _("The directory does not exist. It is created when the job starts."),
             detail=result.error_text,
         )
     real_work_dir, real_base, real_path = (
@@ -93,9 +97,9 @@ def resolve_path(
     )
     if not _is_within(real_path, real_base):
         raise RemoteFileMissing(_("%(path)s is outside the job's files.", path=relative_path))
-    # Check the resolved path too: the output directory may be a symbolic link to a directory elsewhere.
-    if not for_owner and not _is_within(real_base, real_work_dir):
-        raise NotAllowed(_("Only the owner may read a job's output directory."))
+    # Check the resolved path too: the directory may be a symbolic link to a directory elsewhere.
+    if not for_owner and not _is_shared(real_base, real_work_dir):
+        raise _not_the_owner()
     if not for_owner and _is_within(real_path, posixpath.join(real_work_dir, ROLE_DATA_FILE)):
         raise NotAllowed(_("Only the owner may read a job's variables: they may contain secrets."))
     if not for_owner and _is_within(real_path, posixpath.join(real_work_dir, SSH_KEYS_DIR)):
@@ -110,22 +114,34 @@ def _is_within(path: str, directory: str) -> bool:
     return path == directory or path.startswith(directory.rstrip("/") + "/")
 
 
-def _resolve_output_dir(job: Job, attempt: Attempt) -> str:
-    """Return the absolute path of RESULT_DIR: the job file's outputDir, or else the tasks' working directory."""
-    home = get_passwd_entry(job.cluster, attempt.unix_user).home
-    work_root = attempt.work_dir.rsplit("/", 3)[0]
-    options = RenderOptions(fs_uri=job.cluster.default_fs_uri or "~")
-    dirs = resolve_directories(
-        substitute_paths(load_spec(job), user=attempt.unix_user, fs_uri=options.fs_uri),
-        AttemptPaths(work_root, str(job.pk), attempt.number),
-        options=options,
-    )
-    output = dirs.variables["PAI_OUTPUT_DIR"] or dirs.work
-    if output == "~" or output.startswith("~/"):
-        output = home + output[1:]
-    if not output.startswith("/"):
-        raise NotFound(_("This job's results are not on the cluster."), job=str(job.pk))
-    return output
+def _is_shared(directory: str, work_dir: str) -> bool:
+    """Whether everyone who may see the job may read the directory: in the attempt's, or the job's own for results."""
+    job_dir = posixpath.dirname(work_dir)
+    own_directories = [posixpath.join(job_dir, name) for name in JOB_DIRECTORIES]
+    return _is_within(directory, work_dir) or directory in own_directories
+
+
+def _not_the_owner() -> NotAllowed:
+    return NotAllowed(_("Only the owner may read a directory that the job file names."))
+
+
+def _resolve_directory(job: Job, attempt: Attempt, root: str) -> str:
+    """Return the absolute path of the job's output or model directory."""
+    options = build_render_options(job.cluster)
+    identity = JobIdentity(attempt.unix_user, str(job.pk), attempt.number)
+    try:
+        spec = resolve_paths(load_spec(job), identity, options=options)
+    except RenderError as error:  # the cluster's settings have changed
+        raise NotFound(error.message, job=str(job.pk)) from error
+    paths = AttemptPaths(attempt.work_dir.rsplit("/", 3)[0], str(job.pk), attempt.number)
+    dirs = resolve_directories(spec, paths, options=options)
+    directory = dirs.output if root == "output" else dirs.model
+    if not directory:
+        raise NotFound(_("This job has no model directory."), job=str(job.pk))
+    if directory == "~" or directory.startswith("~/"):
+        home = get_passwd_entry(job.cluster, attempt.unix_user).home
+        directory = home + directory[1:]
+    return directory
 
 
 def list_files(resolved: ResolvedPath) -> list[DirEntry]:

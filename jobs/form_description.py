@@ -18,7 +18,7 @@ from jobs.jobfile import build_json_schema
 from jobs.jobfile.form import FORM_KEY
 
 Schema = dict[str, Any]
-CONTROL_WIDTHS = {"int": "quarter", "nullint": "quarter", "float": "quarter"}
+CONTROL_WIDTHS = dict.fromkeys(("int", "nullint", "float", "memory"), "quarter")
 LIST_CONTROLS = ("rows", "map", "section")
 FULL_WIDTH_CONTROLS = ("textarea", "flag", *LIST_CONTROLS)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
@@ -237,11 +236,12 @@ def build_submission(
 ) -> SubmissionRequest:
     """Fill in the parameters and parse the resulting job file as a submission of the person."""
     document = fill_template(template.spec, parameters_from_json(template.parameters), values)
-    submission = parse_submission(
-        by=by, document=document, secrets=secrets, code=code, name=name, namespace=namespace
+    return parse_submission(
+        by=by,
+        document=document,
+        secrets=secrets,
+        code=code,
+        name=name,
+        namespace=namespace,
+        unique_name=not name,
     )
-    if name:
-        return submission
-    # Append a number if a live job of the person has this name already.
-    unused_name = actions.find_unused_name(by, submission.spec.job_name)
-    return replace(submission, spec=submission.spec.model_copy(update={"job_name": unused_name}))

@@ -139,10 +139,18 @@ class Job(models.Model):
     time_limit_s = models.PositiveIntegerField(_("time limit (s)"), null=True, blank=True)
     # The job file's gracePeriod; None: the cluster's.
     grace_s = models.PositiveIntegerField(_("grace period (s)"), null=True, blank=True)
+    # The job file's estimatedDuration.
+    estimated_duration_s = models.PositiveIntegerField(
+        _("estimated duration (s)"), null=True, blank=True
+    )
     # Time since which neither squeue nor sacct has the job; null while one of them has it.
     lost_since = models.DateTimeField(_("unknown to Slurm since"), null=True, blank=True)
     # Until this time the engine reads the state files of the running tasks, because a person watches the job.
     watched_until = models.DateTimeField(_("watched until"), null=True, blank=True)
+    # The job file's isDebug: failed tasks keep their nodes. Their state files are read although nobody watches the job.
+    keeps_failed_tasks = models.BooleanField(_("keeps failed tasks"), default=False)
+    # Failed tasks of the current attempt that keep their nodes until someone releases them.
+    kept_task_count = models.PositiveIntegerField(_("kept tasks"), default=0)
     deleted_at = models.DateTimeField(_("deleted"), null=True, blank=True)
     files_removed = models.BooleanField(_("files removed"), default=False)
 
@@ -155,6 +163,8 @@ class Job(models.Model):
     mem_mib = models.PositiveBigIntegerField(_("memory (MiB)"), default=0)
     gpus = models.PositiveIntegerField(_("GPUs"), default=0)
     gpu_type = models.CharField(_("GPU type"), max_length=60, blank=True)
+    # Price of one hour in machine hours, by the sizes at submission; None: a task fits into no size.
+    hourly_price = models.FloatField(_("price per hour"), null=True, blank=True)
     node_count = models.PositiveIntegerField(_("nodes"), default=1)
     task_count = models.PositiveIntegerField(_("tasks"), default=1)
     is_distributed = models.BooleanField(_("distributed"), default=False)
@@ -201,6 +211,11 @@ class Job(models.Model):
             models.Index(
                 fields=["deleted_at"], name="job_deleted", condition=Q(deleted_at__isnull=False)
             ),
+            models.Index(
+                fields=["owner", "name"],
+                name="job_owner_name",
+                condition=Q(deleted_at__isnull=True),
+            ),
         ]
 
     def __str__(self) -> str:
@@ -232,6 +247,7 @@ class Job(models.Model):
             expected_start=self.expected_start,
             time_limit_s=self.time_limit_s,
             lost_since=self.lost_since,
+            kept_task_count=self.kept_task_count,
         )
 
 
@@ -297,6 +313,8 @@ class Attempt(models.Model):
     unanswered_since = models.DateTimeField(_("no answer since"), null=True, blank=True)
     # A stop was sent. If the attempt is still live at this time, it is sent again.
     stop_retry_at = models.DateTimeField(_("stop sent again at"), null=True, blank=True)
+    # A person requested the release of kept tasks, and the engine has not written the marker file yet.
+    wanted_release = models.BooleanField(_("release wanted"), default=False)
     submitted_at = models.DateTimeField(_("submitted"), null=True, blank=True)
     started_at = models.DateTimeField(_("started"), null=True, blank=True)
     ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
@@ -350,9 +368,11 @@ class Task(models.Model):
         WAITING = "waiting", _("waiting")
         PULLING = "pulling", _("fetching the image")
         RUNNING = "running", _("running")
+        KEPT = "kept", _("failed, kept")  # the program failed, and isDebug keeps its node
         SUCCEEDED = "succeeded", _("succeeded")
         FAILED = "failed", _("failed")
         STOPPED = "stopped", _("stopped")
+        UNKNOWN = "unknown", _("result unknown")  # ended, but its state file could not be read
 
     attempt = models.ForeignKey(
         Attempt, on_delete=models.CASCADE, related_name="tasks", verbose_name=_("attempt")
@@ -367,6 +387,8 @@ class Task(models.Model):
     ports = models.JSONField(_("ports"), default=dict, blank=True)
     gpus = models.CharField(_("GPUs"), max_length=255, blank=True)
     exit_code = models.IntegerField(_("exit code"), null=True, blank=True)
+    # Of the image, while it is fetched; null: not known, or not fetched now.
+    pulled_bytes = models.BigIntegerField(_("fetched bytes"), null=True, blank=True)
     started_at = models.DateTimeField(_("started"), null=True, blank=True)
     ended_at = models.DateTimeField(_("ended"), null=True, blank=True)
 
@@ -380,6 +402,15 @@ class Task(models.Model):
 
     def __str__(self) -> str:
         return f"{self.role}-{self.index}"
+
+
+# States of a task that has not ended.
+UNFINISHED_TASK_STATES = (
+    Task.State.WAITING,
+    Task.State.PULLING,
+    Task.State.RUNNING,
+    Task.State.KEPT,
+)
 
 
 class JobTemplate(models.Model):

@@ -1,4 +1,4 @@
-"""Formats problems, warnings, notes and plans for API responses and pages, in the reader's language.
+"""Formats problems, warnings, notes, plans and tasks for API responses and pages, in the reader's language.
 
 Owns no message texts: those are in `jobs.jobfile` and `jobs.plan`.
 """
@@ -6,11 +6,15 @@ Owns no message texts: those are in `jobs.jobfile` and `jobs.plan`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any
 
 from core.messages import Message, _, join_messages
 from core.translation import translate
 from jobs.jobfile import Problem, SpecWarning
+from jobs.lifecycle.reasons import render_reason
+from jobs.lifecycle.states import Reason, exit_reason
+from jobs.models import Attempt, Job, Task
 from jobs.plan import Note, Plan, describe_plan
 
 
@@ -59,6 +63,34 @@ def serialize_plan(plan: Plan) -> dict[str, Any]:
     return {**plan.to_json(), "notes": [serialize_note(note) for note in plan.notes]}
 
 
+def list_role_titles(job: Job) -> dict[str, str]:
+    """Return the title of each role of a job by the role's name; empty for a role without one."""
+    return {role["name"]: role.get("title", "") for role in job.spec.get("taskRoles", ())}
+
+
 def format_plan(plan: Plan) -> list[str]:
     """Return one translated line per allocation of the plan."""
     return [translate(line) for line in describe_plan(plan)]
+
+
+def describe_task_failure(task: Task) -> str:
+    """Return why the task failed, from its exit code. Empty if it did not fail."""
+    if task.state not in (Task.State.FAILED, Task.State.KEPT) or task.exit_code is None:
+        return ""
+    reason = exit_reason(task.exit_code, None)
+    code = "end.task-signal" if reason.code == "end.signal" else "end.task-exit"
+    return render_reason(Reason(code, {"task": str(task), **reason.params}))
+
+
+def compute_limit_time(job: Job) -> datetime | None:
+    """Return when the job's time limit ends it; None if it has not started or has no limit."""
+    if job.started_at is None or job.time_limit_s is None:
+        return None
+    return job.started_at + timedelta(seconds=job.time_limit_s)
+
+
+def compute_task_age_s(attempt: Attempt, now: datetime) -> int | None:
+    """Return the age of the states of a live attempt's tasks in seconds; None if they are final or were never read."""
+    if attempt.phase != Attempt.Phase.LIVE or attempt.tasks_read_at is None:
+        return None
+    return max(0, int((now - attempt.tasks_read_at).total_seconds()))

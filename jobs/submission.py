@@ -5,6 +5,7 @@ The API, templates and pages use this module. It changes rows only through `jobs
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -18,24 +19,25 @@ from clusters.models import Cluster, Namespace, ResourceSpec, load_capacity, uni
 from core.errors import ClusterNotReady
 from core.lookup import CompiledLookup
 from core.messages import _, join_messages, msg
-from jobs.actions import create_job, plan_job
+from jobs.actions import build_name_warnings, create_job, find_unused_name, plan_job
 from jobs.jobfile import Code, JobSpec, Problem, SpecError, SpecWarning
+from jobs.jobfile.framework_images import read_version
+from jobs.jobfile.frameworks import normalize_framework
 from jobs.jobfile.importers import SiteCatalog, load_document, load_text
 from jobs.models import CodeUpload, Job
 from jobs.plan import Note, Plan, PlanError, find_start_obstacles
 from jobs.script.host_names import find_ssh_limits
 from jobs.script.paths import AttemptPaths
 from jobs.script.render import RenderError, render_files
+from jobs.script.runtime_limits import find_runtime_limits
 from jobs.start_estimate import estimate_start
 from jobs.store.cluster_render_options import build_render_options
+from jobs.store.framework_images import load_framework_images
 
 if TYPE_CHECKING:
     from accounts.models import User
 
 _T = TypeVar("_T")
-# Container runtimes that take a registry login from environment variables. The others read it from their own
-# files on the cluster, so a login in a job file cannot be passed to them.
-RUNTIMES_WITH_REGISTRY_LOGIN = ("apptainer", "singularity")
 DEFAULT_NAMESPACE = "default"
 _NAMESPACE_BY_NAME = CompiledLookup(Namespace, ("name",), related="cluster")
 # Job id in the paths of a previewed script. No job has it.
@@ -66,10 +68,12 @@ def parse_submission(
     code: CodeUpload | None = None,
     name: str = "",
     namespace: str = "",
+    unique_name: bool = False,
 ) -> SubmissionRequest:
     """Parse a job file from `text`, or from `document` if `text` is None.
 
-    `name`, `namespace` and `code` replace the job file's own values. Raises SpecError with all problems found.
+    `name`, `namespace` and `code` replace the job file's own values. With `unique_name` a number is appended to a name
+    that a job of the person has already; without it there is a warning. Raises SpecError with all problems found.
     """
     site = build_site_catalog(by)
     loaded = (
@@ -90,6 +94,8 @@ def parse_submission(
     target, warnings = _resolve_namespace(spec, by)
     if target.name != spec.namespace:
         spec = spec.model_copy(update={"namespace": target.name})
+    spec, version_warnings = _apply_framework_version(spec, target.cluster)
+    warnings += version_warnings
     if code is None and spec.code is not None and spec.code.selector == "codeFile":
         raise SpecError.single(
             "code",
@@ -98,12 +104,18 @@ def parse_submission(
             ),
             code="code_missing",
         )
+    if unique_name:
+        spec = spec.model_copy(update={"job_name": find_unused_name(by, spec.job_name)})
+    else:
+        warnings += build_name_warnings(by, spec.job_name)
+    warnings += _build_code_warnings(spec, has_upload=code is not None)
     values = {**loaded.secrets, **(secrets or {})}
     logins = _select_logins(spec, {**loaded.image_logins, **(image_logins or {})})
-    if target.cluster.runtime not in RUNTIMES_WITH_REGISTRY_LOGIN:
+    if target.cluster.runtime == "none":
         warnings += _build_dropped_login_warnings(logins)
         logins = {}
-    limits = find_ssh_limits(spec, build_render_options(target.cluster).runtime)
+    runtime = build_render_options(target.cluster).runtime
+    limits = [*find_runtime_limits(spec, runtime), *find_ssh_limits(spec, runtime)]
     warnings += [SpecWarning(path, message) for path, message in limits]
     return SubmissionRequest(
         spec=spec,
@@ -217,6 +229,99 @@ def _resolve_namespace(spec: JobSpec, by: User) -> tuple[Namespace, list[SpecWar
     )
 
 
+def _apply_framework_version(spec: JobSpec, cluster: Cluster) -> tuple[JobSpec, list[SpecWarning]]:
+    """Set the job's image to the cluster's image of `framework.version`.
+
+    Raises SpecError if there is no such image, or if an image in the job file states another version.
+    """
+    if spec.framework is None or not spec.framework.version:
+        return spec, []
+    framework, version = normalize_framework(spec.framework.name), spec.framework.version
+    explicit = {"image": spec.image} | {
+        f"taskRoles[{index}].image": role.image for index, role in enumerate(spec.task_roles)
+    }
+    stated = {path: read_version(framework, image) for path, image in explicit.items() if image}
+    conflicts = [path for path, other in stated.items() if other and other != version]
+    if conflicts:
+        raise SpecError(
+            Problem(
+                path,
+                _(
+                    "is %(framework)s %(other)s, but framework.version is %(version)s; remove one of them.",
+                    framework=framework,
+                    other=stated[path],
+                    version=version,
+                ),
+                "version_conflict",
+                value=explicit[path],
+            )
+            for path in conflicts
+        )
+    if spec.image or all(role.image for role in spec.task_roles):
+        unused = [path for path, other in stated.items() if not other]
+        return spec, [_build_unused_version_warning(path, version) for path in unused[:1]]
+    return spec.model_copy(update={"image": _find_framework_image(framework, version, cluster)}), []
+
+
+def _build_unused_version_warning(path: str, version: str) -> SpecWarning:
+    return SpecWarning(
+        "framework.version",
+        msg(
+            "submission.version-unused",
+            "%(path)s names the container image, so %(version)s selects none.",
+            path=path,
+            version=version,
+        ),
+    )
+
+
+def _find_framework_image(framework: str, version: str, cluster: Cluster) -> str:
+    images = [row for row in load_framework_images(cluster) if row.framework == framework]
+    found = next((row.image for row in images if row.version == version), None)
+    if found is not None:
+        return found
+    known = (
+        _("It has: %(versions)s.", versions=", ".join(row.version for row in images))
+        if images
+        else _("It has no image of this framework that states a version; set image instead.")
+    )
+    versions = [row.version for row in images]
+    raise SpecError.single(
+        "framework.version",
+        join_messages(
+            _(
+                "cluster %(cluster)s has no image of %(framework)s %(version)s.",
+                cluster=cluster.name,
+                framework=framework,
+                version=version,
+            ),
+            known,
+        ),
+        code="version_unknown",
+        value=version,
+        suggestion=next(iter(get_close_matches(version, versions, n=1)), ""),
+    )
+
+
+def _build_code_warnings(spec: JobSpec, *, has_upload: bool) -> Iterator[SpecWarning]:
+    """Warn about a codeDir without effect, and about commands that look for the code in MODEL_DIR, as in FfDL."""
+    if has_upload and spec.code_dir:
+        yield SpecWarning(
+            "codeDir", msg("submission.code-dir-ignored", "is ignored: the uploaded code is used.")
+        )
+    if spec.imported_from == "ffdl" or spec.model_dir or not (has_upload or spec.code_dir):
+        return
+    for index, role in enumerate(spec.task_roles):
+        if re.search(r"\bMODEL_DIR\b", role.command):
+            yield SpecWarning(
+                f"taskRoles[{index}].command",
+                msg(
+                    "submission.model-dir-is-not-the-code",
+                    "MODEL_DIR is the directory for models; the code is in the working directory, PAI_CODE_DIR.",
+                ),
+            )
+
+
 def _validate_secrets(spec: JobSpec, values: Mapping[str, str]) -> dict[str, str]:
     problems = [
         Problem(
@@ -259,7 +364,7 @@ def _build_dropped_login_warnings(logins: Collection[str]) -> list[SpecWarning]:
             "prerequisites",
             msg(
                 "submission.login-not-passed",
-                "the login for %(images)s cannot be passed to this cluster's container runtime. If the image is not public, log in once on the cluster.",
+                "this cluster runs jobs without containers: the login for %(images)s is not used.",
                 images=images,
             ),
         )

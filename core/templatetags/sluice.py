@@ -18,6 +18,7 @@ for _filter in (
     formatting.duration,
     formatting.compact_duration,
     formatting.memory,
+    formatting.hours,
     formatting.filesize,
 ):
     register.filter(_filter.__name__, _filter)

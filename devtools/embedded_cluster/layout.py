@@ -50,11 +50,13 @@ class Node:
     name: str
     gpu_type: str = ""
     gpus: int = 0
-    cpus: int = 8
-    mem_mib: int = 16000
+    cpus: int = 64
+    mem_mib: int = 262144
 
 
-NODES = (Node("n1", "a100", 4), Node("n2", "a100", 4), Node("n3", "v100", 2), Node("n4"))
+# Sizes of real servers, so that job files written for real clusters run unchanged. Slurm does not compare them with
+# the machine (`SlurmdParameters=config_overrides`).
+NODES = (Node("n1", "a100", 8), Node("n2", "a100", 8), Node("n3", "v100", 4), Node("n4"))
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""`/namespaces`, `/clusters`, `/capacity`, `/specs` and `/me`. Reads the database only."""
+"""`/namespaces`, `/clusters`, `/capacity`, `/specs`, `/frameworks` and `/me`. Reads the database only."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from core.translation import translate
 from jobs.api import shapes
 from jobs.api.filters import QueryParser
 from jobs.form_description import localized_schema
+from jobs.jobfile.frameworks import STRATEGIES, list_frameworks
 from jobs.plan.placement import select_nodes
+from jobs.store.framework_images import load_framework_images
 
 # The field `answers` of a cluster is true if its last successful poll is less old than this.
 MAX_STATUS_AGE_S = 60
@@ -255,6 +257,55 @@ class SizeListView(APIView):
                 "price": float(row.price),
             }
             for row in rows
+        ]
+        return json_response({"items": items})
+
+
+class FrameworkListView(APIView):
+    @extend_schema(
+        operation_id="frameworks_list",
+        tags=["catalog"],
+        summary="Training frameworks, their strategies, and the versions that clusters have images of",
+        parameters=[
+            OpenApiParameter("namespace", str, description="Only versions on its cluster.")
+        ],
+        responses={200: serializer_of(shapes.FrameworkListShape), **problem_responses(400, 404)},
+    )
+    def get(self, request: Request) -> HttpResponse:
+        query = QueryParser(request.query_params)
+        name = query.text("namespace")
+        query.raise_if_invalid()
+        namespaces = [row for row, _role in _list_visible_namespaces(request)]
+        if name:
+            namespaces = [row for row in namespaces if row.name == name]
+            if not namespaces:
+                raise NotFound(_("There is no such namespace, or you are not in it."))
+        clusters = {row.cluster_id: row.cluster for row in namespaces}
+        images = [
+            (cluster.name, image)
+            for cluster in clusters.values()
+            for image in load_framework_images(cluster)
+        ]
+        items: list[shapes.FrameworkShape] = [
+            {
+                "name": framework,
+                "strategies": [
+                    {
+                        "name": row.name,
+                        "roles": list(row.required),
+                        "optional_roles": list(row.optional),
+                        "variables": list(row.variables),
+                    }
+                    for row in STRATEGIES
+                    if row.framework == framework
+                ],
+                "versions": [
+                    {"version": image.version, "image": image.image, "cluster": cluster_name}
+                    for cluster_name, image in images
+                    if image.framework == framework
+                ],
+            }
+            for framework in list_frameworks()
         ]
         return json_response({"items": items})
 

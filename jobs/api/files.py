@@ -32,8 +32,8 @@ FILE_PARAMETERS = [
     OpenApiParameter(
         "root",
         {"type": "string", "enum": list(ROOTS), "default": "work"},
-        description="work: the attempt's own directory; output: where the results are (RESULT_DIR): "
-        "the job file's outputDir, else the directory that the tasks worked in.",
+        description="work: the attempt's own directory; output: where the results are (RESULT_DIR), the job file's "
+        "outputDir or a directory of the job; model: where the models are (MODEL_DIR), its modelDir or a directory of the job.",
     ),
     OpenApiParameter("path", str, description="Below the root; absent: the root itself."),
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 from django.http import HttpResponse
@@ -16,9 +17,9 @@ from rest_framework.request import Request
 from accounts.requests import authenticated_user
 from core.api.responses import json_response
 from core.api.shapes import serializer_of
-from jobs.actions import create_job_once
+from jobs.actions import create_job_once, extend_watch
 from jobs.api.job_shape import API_PREFIX, JOB_DETAIL, JobContext, JobDetailShape
-from jobs.models import Job
+from jobs.models import LIVE_STATE_VALUES, Job
 from jobs.store.access import job_not_found
 from jobs.store.listing import find_job_row
 
@@ -37,10 +38,15 @@ REPLAYED_RESPONSE = {
 
 
 def serialize_job_detail(request: Request, id: uuid.UUID) -> dict[str, Any]:
-    result = find_job_row(authenticated_user(request), id, columns=JOB_DETAIL.columns)
+    """Build the response. A client that reads a live job watches it (`jobs.actions.watch_job`)."""
+    columns = {*JOB_DETAIL.columns, "state", "watched_until"}
+    result = find_job_row(authenticated_user(request), id, columns=columns)
     if result is None:
         raise job_not_found(id)
     row, access = result
+    if row.state in LIVE_STATE_VALUES:
+        watched_until = datetime.fromisoformat(row.watched_until) if row.watched_until else None
+        extend_watch(job_id=row.id, watched_until=watched_until)
     return JOB_DETAIL.build(row, JobContext(access, timezone.now()))
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
 
 from django.http import HttpResponse
+from django.utils import timezone
 from drf_spectacular.utils import OpenApiParameter, extend_schema
 from rest_framework.request import Request
 from rest_framework.views import APIView
@@ -21,7 +23,13 @@ from jobs.events import events_of
 from jobs.files import find_job_attempt
 from jobs.jobfile import dump
 from jobs.lifecycle.reasons import translate_event_data
-from jobs.models import Attempt, Task
+from jobs.models import Attempt, Job, Task
+from jobs.presentation import (
+    compute_limit_time,
+    compute_task_age_s,
+    describe_task_failure,
+    list_role_titles,
+)
 from jobs.store.access import find_job
 
 MAX_EVENTS_PER_PAGE = 500
@@ -129,18 +137,27 @@ class JobTaskListView(APIView):
         number = _parse_attempt_number(request)
         job = find_job(authenticated_user(request), id)
         actions.watch_job(job=job)
-        tasks: list[shapes.TaskShape] = []
+        body: shapes.TaskListShape = {"items": [], "read_at": None, "age_s": None}
         if number is not None or Attempt.objects.filter(job=job).exists():
             attempt = find_job_attempt(job, number)
             rows = Task.objects.filter(attempt=attempt).order_by("id")
-            tasks = [_serialize_task(row, attempt.number) for row in rows]
-        return json_response({"items": tasks})
+            titles = list_role_titles(job)
+            body = {
+                "items": [_serialize_task(row, job, attempt, titles) for row in rows],
+                "read_at": format_optional_timestamp(attempt.tasks_read_at),
+                "age_s": compute_task_age_s(attempt, timezone.now()),
+            }
+        return json_response(body)
 
 
-def _serialize_task(row: Task, attempt_number: int) -> shapes.TaskShape:
+def _serialize_task(
+    row: Task, job: Job, attempt: Attempt, titles: Mapping[str, str]
+) -> shapes.TaskShape:
+    is_kept = row.state == Task.State.KEPT
     return {
-        "attempt": attempt_number,
+        "attempt": attempt.number,
         "role": row.role,
+        "role_title": titles.get(row.role, ""),
         "index": row.index,
         "state": row.state,
         "node": row.node,
@@ -148,6 +165,9 @@ def _serialize_task(row: Task, attempt_number: int) -> shapes.TaskShape:
         "ports": row.ports,
         "gpus": row.gpus,
         "exit_code": row.exit_code,
+        "reason": describe_task_failure(row),
+        "kept_until": format_optional_timestamp(compute_limit_time(job) if is_kept else None),
+        "pulled_bytes": row.pulled_bytes,
         "started_at": format_optional_timestamp(row.started_at),
         "ended_at": format_optional_timestamp(row.ended_at),
     }

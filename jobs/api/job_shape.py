@@ -7,18 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import lru_cache
 from typing import Annotated, Any, NotRequired, TypedDict
 
 import orjson
 from django.utils.translation import get_language
 
-from core.api.shapes import Choices, From, Help, RowShape, Sparse, Timestamp, Uuid
+from core.api.shapes import (
+    Choices,
+    From,
+    Help,
+    RowShape,
+    Sparse,
+    Timestamp,
+    Uuid,
+    format_timestamp,
+)
 from jobs.lifecycle.reasons import render_reason_code, translate_reason_params
 from jobs.lifecycle.states import END_STATES, DesiredState, JobState
 from jobs.models import JOB_STATE_CHOICES
-from jobs.plan import Plan
+from jobs.plan import Plan, multiply_by_hours
 from jobs.presentation import format_plan, serialize_plan, serialize_warning
 from jobs.store.access import JobAccess, JobAction, allowed_actions
 from jobs.store.job_rows import JobRow
@@ -54,7 +63,8 @@ class JobContext:
 
     def permissions(self, row: JobRow) -> JobPermissionsShape:
         """Return the actions that the person may take in the job's state. Jobs share the returned object."""
-        key = self.actions(row), row.state, row.wanted, row.has_secrets
+        has_kept_tasks = row.kept_task_count > 0
+        key = self.actions(row), row.state, row.wanted, row.has_secrets, has_kept_tasks
         if (permissions := self._permissions.get(key)) is None:
             permissions = self._permissions[key] = _compute_permissions(*key)
         return permissions
@@ -72,6 +82,7 @@ class JobPermissionsShape(TypedDict):
 
     edit: bool
     stop: bool
+    release: bool
     delete: bool
     stop_and_delete: bool
     time_limit: bool
@@ -132,6 +143,42 @@ def _compute_time_left_s(row: JobRow, context: JobContext) -> int | None:
     return max(0, row.time_limit_s - (_compute_duration_s(row, context) or 0))
 
 
+def _compute_expected_end(row: JobRow, context: JobContext) -> str | None:
+    """The end by the estimate; by the time limit if there is no estimate, or the job runs longer than that."""
+    if row.state != JobState.RUNNING or row.started_at is None:
+        return None
+    start = datetime.fromisoformat(row.started_at)
+    durations_s = [d for d in (row.estimated_duration_s, row.time_limit_s) if d is not None]
+    if row.estimated_duration_s is not None and (
+        start + timedelta(seconds=row.estimated_duration_s) <= context.now
+    ):
+        durations_s = [] if row.time_limit_s is None else [row.time_limit_s]
+    return format_timestamp(start + timedelta(seconds=min(durations_s))) if durations_s else None
+
+
+def _compute_gpu_hours(row: JobRow, context: JobContext) -> float | None:
+    return multiply_by_hours(row.gpus, _compute_duration_s(row, context))
+
+
+def _compute_max_gpu_hours(row: JobRow, context: JobContext) -> float | None:
+    return multiply_by_hours(row.gpus, row.time_limit_s)
+
+
+def _compute_machine_hours(row: JobRow, context: JobContext) -> float | None:
+    return multiply_by_hours(row.hourly_price, _compute_duration_s(row, context))
+
+
+def _compute_max_machine_hours(row: JobRow, context: JobContext) -> float | None:
+    return multiply_by_hours(row.hourly_price, row.time_limit_s)
+
+
+def _compute_kept_until(row: JobRow, context: JobContext) -> str | None:
+    if not row.kept_task_count or row.started_at is None or row.time_limit_s is None:
+        return None
+    end = datetime.fromisoformat(row.started_at) + timedelta(seconds=row.time_limit_s)
+    return format_timestamp(end)
+
+
 def _get_seen_at(row: JobRow, context: JobContext) -> str | None:
     return row.ended_at if row.state in _END_STATE_VALUES else row.seen_at
 
@@ -145,13 +192,21 @@ def _get_permissions(row: JobRow, context: JobContext) -> JobPermissionsShape:
 
 
 def _compute_permissions(
-    actions: frozenset[JobAction], state: str, wanted: str, has_secrets: bool
+    actions: frozenset[JobAction],
+    state: str,
+    wanted: str,
+    has_secrets: bool,
+    has_kept_tasks: bool,
 ) -> JobPermissionsShape:
     """Compute which of the actions that the person may take the job's state allows."""
     ended = state in _END_STATE_VALUES
     return {
         "edit": JobAction.EDIT in actions,
         "stop": not ended and wanted == DesiredState.RUN and JobAction.STOP in actions,
+        "release": not ended
+        and wanted == DesiredState.RUN
+        and has_kept_tasks
+        and JobAction.RELEASE in actions,
         "delete": ended and JobAction.DELETE in actions,
         "stop_and_delete": JobAction.DELETE in actions,
         "time_limit": not ended and JobAction.TIME_LIMIT in actions,
@@ -184,6 +239,7 @@ _PERMISSION_COLUMNS = (
     "state",
     "wanted",
     "has_secrets",
+    "kept_task_count",
 )
 
 
@@ -223,12 +279,52 @@ class JobShape(TypedDict):
         int | None,
         From(("state", "time_limit_s", "started_at", "ended_at"), _compute_time_left_s),
     ]
+    estimated_duration_s: Annotated[
+        int | None, From(("estimated_duration_s",)), Help("From the job file.")
+    ]
+    expected_end: Annotated[
+        Timestamp | None,
+        From(
+            ("state", "started_at", "estimated_duration_s", "time_limit_s"), _compute_expected_end
+        ),
+        Help(
+            "Of a running job: by its estimated duration, else by its time limit, which always ends it."
+        ),
+    ]
     cpus: Annotated[int, From(("cpus",))]
     mem_mib: Annotated[int, From(("mem_mib",))]
     gpus: Annotated[int, From(("gpus",))]
     gpu_type: Annotated[str, From(("gpu_type",))]
+    gpu_hours: Annotated[
+        float | None,
+        From(("gpus", "started_at", "ended_at"), _compute_gpu_hours),
+        Help("GPUs × duration of the current attempt."),
+    ]
+    max_gpu_hours: Annotated[
+        float | None,
+        From(("gpus", "time_limit_s"), _compute_max_gpu_hours),
+        Help("GPUs × time limit."),
+    ]
+    machine_hours: Annotated[
+        float | None,
+        From(("hourly_price", "started_at", "ended_at"), _compute_machine_hours),
+        Help("Cost of the current attempt by the prices of the sizes; null: no price."),
+    ]
+    max_machine_hours: Annotated[
+        float | None,
+        From(("hourly_price", "time_limit_s"), _compute_max_machine_hours),
+        Help("Cost of the whole time limit; null: no price."),
+    ]
     nodes: Annotated[int, From(("node_count",))]
     tasks: Annotated[int, From(("task_count",))]
+    kept_tasks: Annotated[
+        int, From(("kept_task_count",)), Help("Failed tasks that isDebug keeps for inspection.")
+    ]
+    kept_until: Annotated[
+        Timestamp | None,
+        From(("kept_task_count", "started_at", "time_limit_s"), _compute_kept_until),
+        Help("When the time limit ends the kept tasks; null: none are kept, or there is no limit."),
+    ]
     is_distributed: Annotated[bool, From(("is_distributed",))]
     attempt: Annotated[int, From(("attempt_number",)), Help("0: not yet submitted to Slurm.")]
     slurm_job_id: Annotated[str, From(("slurm_job_id",), _get_slurm_job_id)]

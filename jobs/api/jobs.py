@@ -204,6 +204,8 @@ def _serialize_preview(job_preview: Preview, may_submit: bool) -> shapes.Preview
         ),
         "expected_start_is_estimate": job_preview.expected_start is not None,
         "machine_hours": plan.totals.machine_hours if plan else None,
+        "gpu_hours": plan.totals.gpu_hours if plan else None,
+        "node_hours": plan.totals.node_hours if plan else None,
         "script": job_preview.script,
     }
 
@@ -302,6 +304,20 @@ class JobStopView(APIView):
     def post(self, request: Request, id: uuid.UUID) -> HttpResponse:
         user = authenticated_user(request)
         actions.stop_job(job=find_job(user, id), by=user)
+        return json_response(serialize_job_detail(request, id))
+
+
+class JobReleaseView(APIView):
+    @extend_schema(
+        operation_id="jobs_release",
+        tags=["jobs"],
+        summary="End the failed tasks that a job with isDebug keeps; the job ends with their exit code",
+        request=None,
+        responses={200: serializer_of(JobDetailShape), **problem_responses(403, 404, 409)},
+    )
+    def post(self, request: Request, id: uuid.UUID) -> HttpResponse:
+        user = authenticated_user(request)
+        actions.release_job(job=find_job(user, id), by=user)
         return json_response(serialize_job_detail(request, id))
 
 

@@ -53,7 +53,14 @@ class PreviewShape(TypedDict):
             "By the time limits of the jobs that run. They may end earlier, and others may be waiting before this one; Slurm's own guess comes once it has the job."
         ),
     ]
-    machine_hours: float | None
+    machine_hours: Annotated[
+        float | None,
+        Help(
+            "Cost of the whole time limit by the prices of the namespace's sizes; null: no time limit, or a task fits into no size."
+        ),
+    ]
+    gpu_hours: Annotated[float | None, Help("GPUs × time limit; null: no time limit.")]
+    node_hours: Annotated[float | None, Help("Nodes × time limit; null: no time limit.")]
     script: str
 
 
@@ -74,6 +81,7 @@ class EventPageShape(TypedDict):
 class TaskShape(TypedDict):
     attempt: int
     role: str
+    role_title: Annotated[str, Help("Name for people; empty: the role has none.")]
     index: int
     state: Annotated[str, Choices(Task.State.choices)]
     node: str
@@ -81,12 +89,23 @@ class TaskShape(TypedDict):
     ports: dict[str, Any]
     gpus: str
     exit_code: int | None
+    reason: Annotated[str, Help("Why it failed, in the request's language; empty if it did not.")]
+    kept_until: Annotated[
+        Timestamp | None, Help("State `kept`: when the time limit ends it; null: no limit.")
+    ]
+    pulled_bytes: Annotated[
+        int | None, Help("State `pulling`: bytes of the image fetched so far; null: not known.")
+    ]
     started_at: Timestamp | None
     ended_at: Timestamp | None
 
 
 class TaskListShape(TypedDict):
     items: list[TaskShape]
+    read_at: Annotated[Timestamp | None, Help("When the states were read on the cluster.")]
+    age_s: Annotated[
+        int | None, Help("Age of the states of a running job in seconds; null: they are final.")
+    ]
 
 
 class AttemptShape(TypedDict):
@@ -303,6 +322,29 @@ class SizeShape(TypedDict):
 
 class SizeListShape(TypedDict):
     items: list[SizeShape]
+
+
+class FrameworkVersionShape(TypedDict):
+    version: Annotated[str, Help("Value of `framework.version` in a job file.")]
+    image: Annotated[str, Help("Image that it selects.")]
+    cluster: str
+
+
+class StrategyShape(TypedDict):
+    name: str
+    roles: Annotated[list[str], Help("Roles that a job must have.")]
+    optional_roles: list[str]
+    variables: Annotated[list[str], Help("Variables that every task gets.")]
+
+
+class FrameworkShape(TypedDict):
+    name: str
+    strategies: Annotated[list[StrategyShape], Help("The first is the default.")]
+    versions: Annotated[list[FrameworkVersionShape], Help("Newest first.")]
+
+
+class FrameworkListShape(TypedDict):
+    items: list[FrameworkShape]
 
 
 class MembershipShape(TypedDict):

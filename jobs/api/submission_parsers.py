@@ -21,7 +21,7 @@ from rest_framework.exceptions import ParseError, ValidationError
 from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
 
-from core.api.fields import StrictCharField, StrictSerializer
+from core.api.fields import StrictBooleanField, StrictCharField, StrictSerializer
 from core.api.parsers import JSON_TYPES, YAML_TYPES, BodyTooLarge, parse_json, read_body
 from jobs.models import CodeUpload
 from jobs.store.uploads import IncomingUpload, find_upload
@@ -60,6 +60,9 @@ class SubmitOptionsSerializer(StrictSerializer):
     )
     namespace = StrictCharField(
         max_length=255, required=False, help_text="Instead of the job file's."
+    )
+    unique_name = StrictBooleanField(
+        required=False, help_text="Append a number to a name that a job of yours has already."
     )
 
 
@@ -142,6 +145,7 @@ class RawSubmission:
             code=code,
             name=self.options.get("name", ""),
             namespace=self.options.get("namespace", ""),
+            unique_name=self.options.get("unique_name", False),
         )
 
 
@@ -266,8 +270,9 @@ class MultipartParser(BaseParser):
         form_fields = {name: fields[name] for name in fields}
         if manifest is None:
             manifest = form_fields.pop("manifest", None)
-        if "secrets" in form_fields:
-            form_fields["secrets"] = parse_json(form_fields["secrets"].encode())
+        for name in ("secrets", "unique_name"):
+            if name in form_fields:
+                form_fields[name] = parse_json(form_fields[name].encode())
         options = SubmitOptionsSerializer(data=form_fields)
         options.is_valid(raise_exception=True)
         if manifest is None and handler.incoming is None:
@@ -303,6 +308,10 @@ _ENVELOPE_SCHEMA = {
         },
         "name": {"type": "string", "minLength": 1, "maxLength": 255},
         "namespace": {"type": "string", "minLength": 1, "maxLength": 255},
+        "unique_name": {
+            "type": "boolean",
+            "description": "Append a number to a name that a job of yours has already.",
+        },
         "image_logins": {
             "type": "object",
             "description": "Logins for registries, by the image's name in the job file.",
@@ -333,6 +342,7 @@ _MULTIPART_SCHEMA = {
         "secrets": {"type": "string", "description": "A JSON object."},
         "name": {"type": "string"},
         "namespace": {"type": "string"},
+        "unique_name": {"type": "string", "enum": ["true", "false"]},
     },
     "required": ["manifest"],
 }

@@ -14,6 +14,7 @@ urlpatterns = [
     path("jobs/batch/delete", jobs.JobBatchDeleteView.as_view(), name="jobs-batch-delete"),
     path("jobs/<uuid:id>", jobs.JobDetailView.as_view(), name="job"),
     path("jobs/<uuid:id>/stop", jobs.JobStopView.as_view(), name="job-stop"),
+    path("jobs/<uuid:id>/release", jobs.JobReleaseView.as_view(), name="job-release"),
     path("jobs/<uuid:id>/retry", jobs.JobRetryView.as_view(), name="job-retry"),
     path("jobs/<uuid:id>/clone", jobs.JobCloneView.as_view(), name="job-clone"),
     path("jobs/<uuid:id>/spec", job_parts.JobSpecView.as_view(), name="job-spec"),
@@ -50,6 +51,7 @@ urlpatterns = [
     path("clusters", catalog.ClusterListView.as_view(), name="clusters"),
     path("capacity", catalog.CapacityView.as_view(), name="capacity"),
     path("specs", catalog.SizeListView.as_view(), name="specs"),
+    path("frameworks", catalog.FrameworkListView.as_view(), name="frameworks"),
     path("me", catalog.CurrentUserView.as_view(), name="me"),
     path("job-file-schema", catalog.JobFileSchemaView.as_view(), name="job-file-schema"),
 ]

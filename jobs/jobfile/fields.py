@@ -21,6 +21,7 @@ MAX_TEXT_CHARS = 64 * 1024
 MAX_ENV_VALUE_BYTES = 128 * 1024  # execve of Linux refuses longer strings (MAX_ARG_STRLEN)
 MAX_PATH_CHARS = 4096
 MAX_NAME_CHARS = 255
+MAX_ROLE_CHARS = 128
 MAX_DURATION_S = 3650 * 86400
 
 _IDEOGRAPHS = "\u3007\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
@@ -117,7 +118,7 @@ def _validate_job_name(value: Any) -> str:
 
 
 def _validate_role_name(value: Any) -> str:
-    name = _require_line(value, limit=128)
+    name = _require_line(value, limit=MAX_ROLE_CHARS)
     if not _ROLE_NAME_REGEX.match(name):
         raise validation_error("role_name", _("must consist of letters, digits and - . _ ~."))
     if not to_identifier(name):
@@ -172,6 +173,18 @@ def _validate_gpu_type(value: Any) -> str:
     return _require_line(value, limit=64).strip()
 
 
+def _validate_framework_version(value: Any) -> str:
+    # YAML reads 2.15 as a number, and 2.10 as 2.1, so such versions must be written as text.
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    if isinstance(value, float):
+        raise validation_error(
+            "version_text",
+            _('must be text: write it in quotes, such as "%(version)s".', version=value),
+        )
+    return _require_line(value, limit=64).strip()
+
+
 def _validate_mount_path(value: Any) -> str:
     text = _validate_path(value)
     # Apptainer, Singularity, enroot and pyxis split their bind options at these characters.
@@ -186,6 +199,8 @@ def _validate_mount_path(value: Any) -> str:
 
 
 def _validate_mount_source(value: Any) -> str:
+    if value == "":
+        return ""  # the directory of the storage that the mount names
     text = _validate_mount_path(value)
     if not text.startswith(("/", "~/", "$")):
         raise validation_error(
@@ -255,6 +270,47 @@ def parse_bounded_integer(value: Any, low: int, high: int) -> int:
 def bounded_integer(low: int, high: int) -> BeforeValidator:
     """Build a validator that accepts whole numbers from `low` to `high`."""
     return BeforeValidator(lambda value: parse_bounded_integer(value, low, high))
+
+
+# Amounts of memory
+
+# In lower case. GB is GiB, as in FfDL's manifests, whose users write 1Gb for it.
+_MIB_PER_UNIT = {
+    "": 1.0,
+    **dict.fromkeys(("m", "mb", "mib"), 1.0),
+    **dict.fromkeys(("g", "gb", "gib"), 1024.0),
+    **dict.fromkeys(("t", "tb", "tib"), 1024.0**2),
+}
+_MEMORY = re.compile(r"\s*(?P<number>[0-9]{1,15}(?:\.[0-9]{1,15})?)\s*(?P<unit>[A-Za-z]*)\s*")
+
+
+def parse_memory_mib(value: Any) -> int | None:
+    """Parse an amount of memory such as 4 GB or 512MiB to MiB, units of 1024; without a unit it is in MiB.
+
+    None if it is not valid. static/sluice/format.js has the same parser.
+    """
+    if isinstance(value, bool):
+        return None
+    found = _MEMORY.fullmatch(value if isinstance(value, str) else str(value))
+    unit = _MIB_PER_UNIT.get(found["unit"].lower()) if found else None
+    return round(float(found["number"]) * unit) if found and unit is not None else None
+
+
+def bounded_memory(low: int, high: int) -> BeforeValidator:
+    """Build a validator that accepts MiB as a number, or an amount with a unit such as "4 GB"."""
+
+    def parse(value: Any) -> int:
+        if isinstance(value, str) and re.search(r"[A-Za-z.]", value):
+            amount = parse_memory_mib(value)
+            if amount is None:
+                raise validation_error(
+                    "memory",
+                    _("must be an amount of memory: a number of MB, or with a unit such as 4 GB."),
+                )
+            value = amount
+        return parse_bounded_integer(value, low, high)
+
+    return BeforeValidator(parse)
 
 
 def _parse_flag(value: Any) -> bool:
@@ -387,7 +443,7 @@ JobName = Annotated[
 RoleName = Annotated[
     str,
     BeforeValidator(_validate_role_name),
-    WithJsonSchema({"type": "string", "pattern": ROLE_NAME_PATTERN, "maxLength": 128}),
+    WithJsonSchema({"type": "string", "pattern": ROLE_NAME_PATTERN, "maxLength": MAX_ROLE_CHARS}),
 ]
 Command = Annotated[
     str, BeforeValidator(_validate_command), WithJsonSchema({"type": "string", "minLength": 1})
@@ -395,6 +451,13 @@ Command = Annotated[
 Image = Annotated[str, BeforeValidator(_validate_image)]
 Path = Annotated[str, BeforeValidator(_validate_path)]
 GpuType = Annotated[str, BeforeValidator(_validate_gpu_type)]
+FrameworkVersion = Annotated[str, BeforeValidator(_validate_framework_version)]
+RoleTitle = Annotated[
+    str,
+    BeforeValidator(lambda value: _require_line(value, limit=MAX_ROLE_CHARS).strip()),
+    WithJsonSchema({"type": "string", "maxLength": MAX_ROLE_CHARS}),
+]
+MEMORY_SCHEMA = WithJsonSchema({"type": ["integer", "string"], "examples": [4096, "4 GB"]})
 MountSource = Annotated[str, BeforeValidator(_validate_mount_source)]
 MountTarget = Annotated[str, BeforeValidator(_validate_mount_target)]
 EnvName = Annotated[str, BeforeValidator(_validate_env_name)]

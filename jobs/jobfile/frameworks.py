@@ -207,10 +207,21 @@ def list_frameworks() -> tuple[str, ...]:
     return tuple(dict.fromkeys(strategy.framework for strategy in STRATEGIES))
 
 
+def list_framework_names(framework: str) -> tuple[str, ...]:
+    """List the names that a framework may have in job files and in names of images."""
+    aliases = (alias for alias, name in _FRAMEWORK_ALIASES.items() if name == framework)
+    return (framework, *aliases)
+
+
+def normalize_framework(name: str) -> str:
+    """Return the framework's own name for a name that may be an alias."""
+    identifier = to_identifier(name)
+    return _FRAMEWORK_ALIASES.get(identifier, identifier)
+
+
 def find_strategy(framework: str, strategy: str = "") -> Strategy:
     """Find the strategy by the names in a job file, which may be aliases. Raises FrameworkError."""
-    name = to_identifier(framework)
-    name = _FRAMEWORK_ALIASES.get(name, name)
+    name = normalize_framework(framework)
     known = [row for row in STRATEGIES if row.framework == name]
     if not known:
         near = get_close_matches(name, list_frameworks(), n=1)

@@ -14,6 +14,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from core.messages import _
 from jobs.jobfile.fields import (
+    MEMORY_SCHEMA,
     Command,
     Duration,
     EnvName,
@@ -26,8 +27,10 @@ from jobs.jobfile.fields import (
     Line,
     Path,
     RoleName,
+    RoleTitle,
     Text,
     bounded_integer,
+    bounded_memory,
     format_env_value,
     parse_bounded_integer,
     validation_error,
@@ -78,6 +81,14 @@ class TaskRole(Section):
         description=_("Name of the role, unique in the job."),
         json_schema_extra=form("role", distributed=True, width="quarter"),
     )
+    title: RoleTitle = Field(
+        default="",
+        title=_("Title"),
+        description=_(
+            "Name shown on pages beside the role's name, in any characters, such as 训练."
+        ),
+        json_schema_extra=form("role", distributed=True, width="quarter"),
+    )
     task_number: Annotated[int, bounded_integer(1, MAX_TASKS)] = Field(
         default=1,
         title=_("Tasks"),
@@ -90,19 +101,21 @@ class TaskRole(Section):
         description=_("CPU cores of each task."),
         json_schema_extra=form("resources", minimum=1),
     )
-    memory_mb: Annotated[int, bounded_integer(100, 10**9), Field(alias="memoryMB")] = Field(
+    memory_mb: Annotated[
+        int, bounded_memory(100, 10**9), MEMORY_SCHEMA, Field(alias="memoryMB")
+    ] = Field(
         default=100,
-        title=_("Memory (MB)"),
-        description=_("Memory of each task, in MiB."),
-        json_schema_extra=form("resources", minimum=100),
+        title=_("Memory"),
+        description=_("Memory of each task, in MiB or with a unit: 512 MB, 4 GB."),
+        json_schema_extra=form("resources", widget="memory", placeholder="4 GB"),
     )
-    shm_mb: Annotated[int, bounded_integer(0, 10**9), Field(alias="shmMB")] = Field(
+    shm_mb: Annotated[int, bounded_memory(0, 10**9), MEMORY_SCHEMA, Field(alias="shmMB")] = Field(
         default=64,
-        title=_("Shared memory (MB)"),
+        title=_("Shared memory"),
         description=_(
-            "Size of /dev/shm of each task in MiB, part of its memory; 0: set by the container runtime."
+            "Size of /dev/shm of each task, in MiB or with a unit; part of its memory. 0: /dev/shm of the node."
         ),
-        json_schema_extra=form("resources", professional=True, minimum=0),
+        json_schema_extra=form("resources", widget="memory", placeholder="64 MB"),
     )
     gpu_number: Annotated[int, bounded_integer(0, 100_000)] = Field(
         default=0,
@@ -279,7 +292,10 @@ class JobSpec(Section):
     output_dir: Path = Field(
         default="",
         title=_("Output directory"),
-        description=_("Directory for results."),
+        description=_(
+            "Directory for results, RESULT_DIR and PAI_OUTPUT_DIR in the tasks; it is created if it does not exist. "
+            "Empty: a directory of the job's own, which its attempts share."
+        ),
         json_schema_extra=form(
             "directories",
             help=_("Empty: a directory of the job. RESULT_DIR in the tasks."),
@@ -289,18 +305,32 @@ class JobSpec(Section):
     code_dir: Path = Field(
         default="",
         title=_("Code directory"),
-        description=_("Directory with the code; the working directory of the tasks."),
-        json_schema_extra=form("code", placeholder="~/project"),
+        description=_(
+            "Directory with the code, at most 200 MB. It is copied for each attempt; the copy is the working directory "
+            "of the tasks and their /code."
+        ),
+        json_schema_extra=form(
+            "code", help=_("Copied for the job, at most 200 MB."), placeholder="~/project"
+        ),
     )
     model_dir: Path = Field(
         default="",
         title=_("Model directory"),
-        description=_("Directory for models."),
-        json_schema_extra=form("directories", professional=True),
+        description=_(
+            "Directory for models, MODEL_DIR and /model in the tasks; it is created if it does not exist. Empty: a "
+            "directory of the job's own, which is at /model in Octopus files only. In FfDL manifests MODEL_DIR is the code."
+        ),
+        json_schema_extra=form(
+            "directories",
+            professional=True,
+            help=_("Empty: a directory of the job. MODEL_DIR in the tasks."),
+        ),
     )
     gpu_type: GpuType = Field(
         default="",
+        title=_("GPU type"),
         description=_("GPU type of every role without one of its own; empty: any."),
+        json_schema_extra=form("basics", widget="select"),
     )
     retry_count: Annotated[int, bounded_integer(-2, 1000)] = Field(
         default=0,
@@ -387,7 +417,7 @@ class JobSpec(Section):
         default_factory=dict,
         title=_("Environment variables of all tasks"),
         description=_(
-            "Environment variables of every task. isDebug: true keeps the nodes of a failed task for inspection."
+            "Environment variables of every task. isDebug: true keeps a failed task and its node until you release it."
         ),
         json_schema_extra=form("settings", professional=True, add=_("Add a variable")),
     )
@@ -415,21 +445,21 @@ class JobSpec(Section):
     services: tuple[Service, ...] = Field(
         default=(),
         description=_(
-            "Services that tasks provide to their owner: ssh, tensorboard, jupyter, vnc, http."
+            "Services that tasks provide to their owner: ssh, tensorboard, jupyter, vnc, http. Saved, not active yet."
         ),
     )
     metrics: Metrics | None = Field(
         default=None,
-        description=_("Source of the job's metrics."),
+        description=_("Source of the job's metrics. Saved, not active yet."),
     )
     alerts: Alerts | None = Field(
         default=None,
         title=_("Alerts"),
-        description=_("Alerts about the job."),
+        description=_("Alerts about the job. Saved, not active yet."),
         json_schema_extra=form(
             "settings",
             professional=True,
-            help=_("Stored in the job file for the site’s alert system."),
+            help=_("Saved with the job; not active yet."),
         ),
     )
     labels: dict[Line, Line] = Field(

@@ -14,7 +14,7 @@ from pydantic.alias_generators import to_camel
 
 from core.messages import Message, _
 from jobs.jobfile.errors import Loc
-from jobs.jobfile.fields import parse_duration, to_identifier
+from jobs.jobfile.fields import parse_duration, parse_memory_mib, to_identifier
 
 MAX_ROLES = 100
 MAX_TASKS = 2000
@@ -50,6 +50,14 @@ def _get_number(section: Any, name: str, default: int) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
+def _get_memory(section: Any, name: str, default: int) -> int | None:
+    """The MiB in a field that may have a unit; None if the value is not valid."""
+    value = _get_field(section, name)
+    return (
+        parse_memory_mib(value) if isinstance(value, str) else _get_number(section, name, default)
+    )
+
+
 def _get_duration(section: Any, name: str) -> int | None:
     """The seconds in a field; None if it is absent or not valid."""
     value = _get_field(section, name)
@@ -78,7 +86,6 @@ def find_rule_violations(job: Any) -> Iterator[RuleViolation]:
     yield from _check_counts(job, roles)
     yield from _check_mounts(job)
     yield from _check_services(job, roles)
-    yield from _check_image(job, roles)
     yield from _check_namespace(job)
     yield from _check_grace_period(job)
 
@@ -116,7 +123,7 @@ def _check_counts(job: Any, roles: Sequence[Any]) -> Iterator[RuleViolation]:
 
 
 def _check_role(role: Any, loc: Loc) -> Iterator[RuleViolation]:
-    memory, shm = _get_number(role, "memory_mb", 100), _get_number(role, "shm_mb", 64)
+    memory, shm = _get_memory(role, "memory_mb", 100), _get_memory(role, "shm_mb", 64)
     if memory is not None and shm is not None and shm > memory >= 100:
         yield RuleViolation(
             (*loc, "shmMB"),
@@ -196,6 +203,9 @@ def _check_ports(role: Any, loc: Loc) -> Iterator[RuleViolation]:
 def _check_mounts(job: Any) -> Iterator[RuleViolation]:
     targets: set[str] = set()
     for index, mount in enumerate(_get_list(job, "mounts")):
+        if not _get_field(mount, "source") and not _get_field(mount, "name"):
+            message = _("is required, unless name is a storage of the cluster.")
+            yield RuleViolation(("mounts", index, "source"), "missing", message)
         target = _get_field(mount, "target")
         if not isinstance(target, str):
             continue
@@ -219,22 +229,6 @@ def _check_services(job: Any, roles: Sequence[Any]) -> Iterator[RuleViolation]:
                 _("is not a role of this job; its roles are %(known)s.", known=known),
                 role,
             )
-
-
-def _check_image(job: Any, roles: Sequence[Any]) -> Iterator[RuleViolation]:
-    has_image = (
-        _get_field(job, "image") is not None
-        if isinstance(job, Mapping)
-        else "image" in job.model_fields_set or job.image
-    )
-    if not has_image and not (roles and all(_get_field(role, "image") for role in roles)):
-        yield RuleViolation(
-            ("image",),
-            "missing",
-            _(
-                'is required: name a container image, or write "" for the namespace\'s default image.'
-            ),
-        )
 
 
 def _check_namespace(job: Any) -> Iterator[RuleViolation]:

@@ -16,6 +16,7 @@ from pydantic.alias_generators import to_camel
 from core.messages import _
 from jobs.jobfile.fields import (
     Flag,
+    FrameworkVersion,
     FreeValue,
     Line,
     MountSource,
@@ -133,11 +134,16 @@ class Mount(Section):
 
     name: Line = Field(
         default="",
-        description=_("Display name; the storage's name if the site defines storages."),
+        description=_(
+            "Name of a storage of the cluster, whose directory is mounted if source is absent."
+        ),
     )
     source: MountSource = Field(
+        default="",
         title=_("Directory on the cluster"),
-        description=_("Directory on the cluster: an absolute path or a path that starts with ~/."),
+        description=_(
+            "Directory on the cluster: an absolute path or a path that starts with ~/. Absent: that of the storage in name."
+        ),
         json_schema_extra=form("row", placeholder="/shared/data"),
     )
     target: MountTarget = Field(
@@ -166,6 +172,15 @@ class Framework(Section):
         description=_(
             "How the tasks share the work, such as ps or ddp; empty: the framework's default."
         ),
+    )
+
+    version: FrameworkVersion = Field(
+        default="",
+        title=_("Version"),
+        description=_(
+            "Version of the framework, such as 2.15: the cluster's image of this version is used. Empty: the job's image."
+        ),
+        json_schema_extra=form("row", widget="select"),
     )
 
     @model_validator(mode="before")

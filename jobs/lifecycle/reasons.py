@@ -47,6 +47,10 @@ REASON_MESSAGES: tuple[Message, ...] = (
     msg("running.configuring", "The job has its nodes; they are being prepared."),
     msg("running.completing", "The job is finishing; Slurm is cleaning up."),
     msg(
+        "running.kept",
+        "Failed tasks are kept for inspection (isDebug): %(count)s. Release them, or stop the job.",
+    ),
+    msg(
         "slurm.lost",
         "Slurm has no record of this job, neither in its queue nor in its accounting, so its result is unknown. Check its logs, then stop it here to close it.",
     ),
@@ -101,8 +105,28 @@ REASON_MESSAGES: tuple[Message, ...] = (
         "The container image of task %(task)s could not be fetched. See the task's log.",
     ),
     msg(
+        "end.image-not-on-cluster",
+        "The container image %(image)s of task %(task)s does not exist on the cluster. Check the image's name.",
+    ),
+    msg(
+        "end.image-refused",
+        "The registry did not provide the container image %(image)s of task %(task)s: %(error)s. Check the image's name and the registry's login.",
+    ),
+    msg(
+        "end.image-error",
+        "The container image %(image)s of task %(task)s could not be fetched or unpacked: %(error)s",
+    ),
+    msg(
         "end.mount-missing",
         "A directory in the job file does not exist on the cluster. See the task's log.",
+    ),
+    msg(
+        "end.code-too-large",
+        "The code directory has %(size)s MB; at most %(limit)s MB are copied for a job. Put data elsewhere and name it in dataDir or mounts.",
+    ),
+    msg(
+        "end.code-failed",
+        "The code directory could not be copied for the job: %(error)s",
     ),
     msg(
         "end.port-taken",

@@ -73,6 +73,7 @@ class JobSnapshot:
     expected_start: datetime | None = None
     time_limit_s: int | None = None
     lost_since: datetime | None = None  # since when neither squeue nor sacct has the job
+    kept_task_count: int = 0  # failed tasks that keep their nodes (isDebug)
     script_reason: Reason | None = None  # why the job ended, according to its batch script
     script_failure: FailureKind = FailureKind.NONE  # kind of failure, according to the batch script
     script_never_started: bool = False  # True: there is no batch log, so the script did not start
@@ -233,6 +234,7 @@ def decide_observation(job: JobSnapshot, observation: Observation, now: datetime
                 job.expected_start, observation.expected_start, now
             ),
             time_limit_s=time_limit_s,
+            kept_task_count=0,
         )
     # A job in Slurm's state COMPLETING (phase ENDING) is still RUNNING: its exit code is not known yet.
     if phase in (SlurmPhase.STARTING, SlurmPhase.RUNNING, SlurmPhase.ENDING):
@@ -254,7 +256,9 @@ def _build_observed_transition(
     expected_start: datetime | None = None,
     time_limit_s: int | None = None,
     lost_since: datetime | None = None,
+    **columns: Any,
 ) -> Transition:
+    """Build the transition of a job that is live in Slurm; `columns` are further columns of the job."""
     return Transition(
         TransitionKind.OBSERVED,
         state,
@@ -264,6 +268,7 @@ def _build_observed_transition(
             "expected_start": expected_start,
             "time_limit_s": time_limit_s,
             "lost_since": lost_since,
+            **columns,
         },
         attempt={"started_at": started_at},
         attempt_reason=reason,
@@ -334,7 +339,11 @@ def _running_reason(job: JobSnapshot, observation: Observation) -> Reason:
     phase = lookup_job_state(observation.slurm_state).phase
     if phase is SlurmPhase.STARTING:
         return Reason("running.configuring")
-    return Reason("running.completing") if phase is SlurmPhase.ENDING else NO_REASON
+    if phase is SlurmPhase.ENDING:
+        return Reason("running.completing")
+    if job.kept_task_count:
+        return Reason("running.kept", {"count": job.kept_task_count})
+    return NO_REASON
 
 
 def _decide_end(job: JobSnapshot, observation: Observation, now: datetime) -> Transition:
@@ -393,6 +402,7 @@ def _build_end_transition(
             "lost_since": lost_since,
             "time_limit_s": observation.time_limit_s or job.time_limit_s,
             "wanted_time_limit_s": None,
+            "kept_task_count": 0,
             **_deletion_columns(job, now),
         },
         attempt=_ended_attempt_columns(job, observation, now),
@@ -503,6 +513,7 @@ def _requeued_job_columns(now: datetime) -> dict[str, Any]:
         "ended_at": None,
         "expected_start": None,
         "lost_since": None,
+        "kept_task_count": 0,
         "exit_code": None,
     }
 

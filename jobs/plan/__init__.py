@@ -11,6 +11,7 @@ from jobs.plan.model import (
     RolePlan,
     Totals,
     describe_plan,
+    multiply_by_hours,
 )
 from jobs.plan.planner import plan
 
@@ -23,5 +24,6 @@ __all__ = [
     "Totals",
     "describe_plan",
     "find_start_obstacles",
+    "multiply_by_hours",
     "plan",
 ]

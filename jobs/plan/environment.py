@@ -1,10 +1,11 @@
-"""Finds variables and paths in a job file that the shell, Linux or container runtimes cannot pass to tasks. Pure."""
+"""Finds variables of a job that the shell or Linux cannot pass to its tasks, and roles without an image. Pure."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
 
+from clusters.capacity import NamespaceRules
 from core.messages import msg
 from jobs.jobfile import JobSpec, Problem
 
@@ -19,14 +20,13 @@ _SHELL_RESERVED = re.compile(
 # because Sluice and Slurm set variables too.
 _MAX_VARIABLE_BYTES = 128 * 1024 - 1
 _MAX_ENVIRONMENT_BYTES = 1024 * 1024
-_BIND_SEPARATORS = re.compile(r"[:,]")
 
 
-def check_task_inputs(spec: JobSpec) -> Iterator[Problem]:
-    """Find the variables and directories of a job that cannot be passed to its tasks."""
-    yield from _check_variables("jobEnvs", spec.job_env_texts)
+def check_variables(spec: JobSpec) -> Iterator[Problem]:
+    """Find the variables of a job that cannot be passed to its tasks."""
+    yield from _check_values("jobEnvs", spec.job_env_texts)
     for i, role in enumerate(spec.task_roles):
-        yield from _check_variables(f"taskRoles[{i}].env", role.env_texts)
+        yield from _check_values(f"taskRoles[{i}].env", role.env_texts)
         size = sum(
             len(f"{k}={v}".encode()) + 1
             for k, v in {**spec.job_env_texts, **role.env_texts}.items()
@@ -43,25 +43,31 @@ def check_task_inputs(spec: JobSpec) -> Iterator[Problem]:
                 code="env_too_large",
                 suggestion=msg("plan.put-large-values-into", "Put large values into a file."),
             )
-    for path, value in (
-        ("dataDir", spec.data_dir),
-        ("outputDir", spec.output_dir),
-        ("codeDir", spec.code_dir),
-        ("modelDir", spec.model_dir),
-    ):
-        if value.startswith(("/", "~", "$")) and _BIND_SEPARATORS.search(value):
+
+
+def check_images(spec: JobSpec, rules: NamespaceRules) -> Iterator[Problem]:
+    """Find the roles that have no container image."""
+    if not rules.needs_image or rules.default_image:
+        return
+    for i, role in enumerate(spec.task_roles):
+        if not spec.image_of(role):
             yield Problem(
-                path=path,
+                path=f"taskRoles[{i}].image",
                 message=msg(
-                    "plan.directory-job-may-not",
-                    'The path of a job\'s directory must not contain ":" or ",": container runtimes use them as separators.',
+                    "plan.role-has-no-image",
+                    "Role %(name)s has no container image, and namespace %(namespace)s has no default image.",
+                    name=role.name,
+                    namespace=rules.name,
                 ),
-                code="mount_path",
-                suggestion=msg("plan.use-symbolic-link", "Use a symbolic link to it."),
+                code="no_image",
+                suggestion=msg(
+                    "plan.set-image", "Set image, or ask an administrator for a default image."
+                ),
+                params={"role": role.name, "namespace": rules.name},
             )
 
 
-def _check_variables(path: str, values: dict[str, str]) -> Iterator[Problem]:
+def _check_values(path: str, values: dict[str, str]) -> Iterator[Problem]:
     for name, value in values.items():
         if _SHELL_RESERVED.fullmatch(name):
             yield Problem(

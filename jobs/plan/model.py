@@ -27,6 +27,7 @@ class RolePlan:
     group: int  # index of the role's group
     # Maximum number of tasks on one node of this role, or of all roles in its step; None: Slurm decides.
     per_node: int | None
+    title: str = ""  # shown in place of the name
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +59,21 @@ class Totals:
     mem_mib: int
     gpus: dict[str, int]  # GPU type → number; the key "" means any type
     time_limit_s: int | None
-    machine_hours: float | None  # number of nodes × time limit in hours
+    # At most, if the job uses its whole time limit; None: no time limit.
+    node_hours: float | None = None
+    gpu_hours: float | None = None
+    # Price of one hour in machine hours, by the namespace's sizes; None: a task fits into no size.
+    hourly_price: float | None = None
+
+    @property
+    def machine_hours(self) -> float | None:
+        """Cost of the whole time limit; None: no price or no time limit."""
+        return multiply_by_hours(self.hourly_price, self.time_limit_s)
+
+
+def multiply_by_hours(amount: float | None, duration_s: float | None) -> float | None:
+    """Multiply an amount (nodes, GPUs, price of an hour) by a duration in hours. None if one of both is unknown."""
+    return None if amount is None or duration_s is None else round(amount * duration_s / 3600, 3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +122,7 @@ class Plan:
             **_to_dict(self),
             "roles": [_to_dict(role) for role in self.roles],
             "groups": [_to_dict(group) for group in self.groups],
-            "totals": _to_dict(self.totals),
+            "totals": {**_to_dict(self.totals), "machine_hours": self.totals.machine_hours},
             "notes": notes,
         }
 
@@ -119,7 +134,9 @@ class Plan:
                 "roles": tuple(RolePlan(**row) for row in value["roles"]),
                 "groups": tuple(Group(**row) for row in value["groups"]),
                 "mpi_roles": tuple(value.get("mpi_roles", ())),
-                "totals": Totals(**value["totals"]),
+                "totals": Totals(
+                    **{k: v for k, v in value["totals"].items() if k in Totals.__slots__}
+                ),
                 "notes": tuple(
                     Note(row["code"], deserialize(row["message"]), row["params"])
                     for row in value["notes"]
@@ -196,4 +213,6 @@ def _describe_role(role: RolePlan) -> Message:
         if role.tasks > 1
         else msg("plan.role", "%(tasks)s × %(role)s (%(resources)s)")
     )
-    return template.fill(tasks=role.tasks, role=role.name, resources=join_with_commas(resources))
+    return template.fill(
+        tasks=role.tasks, role=role.title or role.name, resources=join_with_commas(resources)
+    )

@@ -8,12 +8,12 @@ each with a suggestion. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from clusters.capacity import Capacity, NamespaceRules, Partition
+from clusters.capacity import Capacity, NamespaceRules, Partition, PricedSize
 from core.messages import join_messages, join_with_and, msg, msg_plural
-from jobs.jobfile import JobSpec
+from jobs.jobfile import JobSpec, Problem
 from jobs.jobfile.frameworks import list_mpi_world
 from jobs.plan import placement
 from jobs.plan.availability import fits_capacity
@@ -25,7 +25,7 @@ from jobs.plan.candidates import (
     resolve_time_limit,
     select_partitions,
 )
-from jobs.plan.environment import check_task_inputs
+from jobs.plan.environment import check_images, check_variables
 from jobs.plan.model import (
     Group,
     Layout,
@@ -35,8 +35,10 @@ from jobs.plan.model import (
     RolePlan,
     Totals,
     format_node_count,
+    multiply_by_hours,
 )
 from jobs.plan.placement import PerNodeAllocation, RoleRequirement
+from jobs.plan.prices import compute_hourly_price
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,17 +53,29 @@ class _Unit:
 _PlannedGroup = tuple[Partition, list[_Unit], PerNodeAllocation | int]
 
 
-def plan(spec: JobSpec, rules: NamespaceRules, capacity: Capacity) -> Plan:
-    """Plan a job. Raises PlanError with all problems."""
+def plan(
+    spec: JobSpec,
+    rules: NamespaceRules,
+    capacity: Capacity,
+    sizes: Sequence[PricedSize] = (),
+    *,
+    known: Iterable[Problem] = (),
+) -> Plan:
+    """Plan a job. `sizes` are those that the namespace offers; they only give its price.
+
+    Raises PlanError with all problems, after those that are `known` already.
+    """
     state = PlanningState(spec, rules, capacity)
-    state.problems.extend(check_task_inputs(spec))
+    state.problems.extend(known)
+    state.problems.extend(check_variables(spec))
+    state.problems.extend(check_images(spec, rules))
     state.requirements = [build_role_requirement(spec, role) for role in spec.task_roles]
     state.partitions = select_partitions(state)
     if state.partitions:
         time_limit_s = resolve_time_limit(state)
         found = _choose_layout(state) if check_roles(state) else None
         if found is not None:
-            result = _build_plan(state, *found, time_limit_s)
+            result = _build_plan(state, *found, time_limit_s, sizes)
             _check_limits(state, result.totals)
             if not state.problems:
                 return result
@@ -358,6 +372,7 @@ def _build_plan(
     layout: Layout,
     planned_groups: list[_PlannedGroup],
     time_limit_s: int | None,
+    sizes: Sequence[PricedSize],
 ) -> Plan:
     spec = state.spec
     roles: list[RolePlan] = []
@@ -401,7 +416,7 @@ def _build_plan(
         time_limit_s=time_limit_s,
         roles=tuple(roles),
         groups=tuple(groups),
-        totals=_compute_totals(roles, groups, time_limit_s),
+        totals=_compute_totals(roles, groups, time_limit_s, sizes),
         mpi_roles=list_mpi_world(spec),
     )
     return replace(plan_without_notes, notes=_build_notes(state, plan_without_notes))
@@ -420,10 +435,16 @@ def _build_role(state: PlanningState, index: int, group: int, per_node: int | No
         gpu_type=requirement.gpu_type,
         group=group,
         per_node=per_node,
+        title=role.title,
     )
 
 
-def _compute_totals(roles: list[RolePlan], groups: list[Group], time_limit_s: int | None) -> Totals:
+def _compute_totals(
+    roles: list[RolePlan],
+    groups: list[Group],
+    time_limit_s: int | None,
+    sizes: Sequence[PricedSize],
+) -> Totals:
     cpus = mem_mib = 0
     gpus: dict[str, int] = {}
     for group in groups:
@@ -434,9 +455,17 @@ def _compute_totals(roles: list[RolePlan], groups: list[Group], time_limit_s: in
         if group.gpus:
             gpus[group.gpu_type] = gpus.get(group.gpu_type, 0) + group.gpus * multiplier
     nodes = sum(group.nodes for group in groups)
-    hours = None if time_limit_s is None else round(nodes * time_limit_s / 3600, 3)
-    tasks = sum(role.tasks for role in roles)
-    return Totals(tasks, nodes, cpus, mem_mib, gpus, time_limit_s, hours)
+    return Totals(
+        tasks=sum(role.tasks for role in roles),
+        nodes=nodes,
+        cpus=cpus,
+        mem_mib=mem_mib,
+        gpus=gpus,
+        time_limit_s=time_limit_s,
+        node_hours=multiply_by_hours(nodes, time_limit_s),
+        gpu_hours=multiply_by_hours(sum(gpus.values()), time_limit_s),
+        hourly_price=compute_hourly_price(roles, sizes),
+    )
 
 
 def _check_limits(state: PlanningState, totals: Totals) -> None:

@@ -6,7 +6,7 @@ The text of shell/batch.sh, which is the same for all jobs, follows it. Pure.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 from core.messages import join_with_and, msg
@@ -14,7 +14,7 @@ from jobs.jobfile import TaskRole
 from jobs.jobfile.fields import format_duration
 from jobs.plan import Group, Plan, RolePlan, describe_plan
 from jobs.script.context import RenderContext
-from jobs.script.directories import Bind
+from jobs.script.directories import MAX_CODE_MIB, Bind
 from jobs.script.host_names import decide_ssh_mode, list_host_name_prefixes
 from jobs.script.quoting import quote, quote_path, render_array, render_case_function
 from jobs.script.render_options import RenderError
@@ -24,6 +24,15 @@ from jobs.script.task_state import ScriptExit, render_exit_codes
 # this value does not request the signal, because it could get it at its start, before the script handles it; the
 # script measures the time instead.
 _MIN_TIME_LIMIT_FOR_SIGNAL_S = 300
+# Variables with directories of a task, in the order in which the batch log shows them.
+_LOGGED_VARIABLES = (
+    "DATA_DIR",
+    "RESULT_DIR",
+    "MODEL_DIR",
+    "CODE_DIR",
+    "PAI_CODE_DIR",
+    "CHECKPOINT_DIR",
+)
 _UNQUOTED_OPTION_VALUE = re.compile(r"[\w./:=,+@~&|*!()\[\]-]+")
 
 
@@ -152,6 +161,8 @@ _BATCH_EXIT_CODES = (
     ScriptExit.IMAGE_MISSING,
     ScriptExit.IMAGE_FAILED,
     ScriptExit.MOUNT_MISSING,
+    ScriptExit.CODE_TOO_LARGE,
+    ScriptExit.CODE_FAILED,
     ScriptExit.TASK_LOST,
     ScriptExit.LAUNCH_FAILED,
     ScriptExit.SSH_FAILED,
@@ -199,6 +210,8 @@ def render_batch_data(context: RenderContext) -> str:
         *_render_image_data(context),
         render_array("created_dirs", (quote_path(d) for d in context.dirs.created)),
         render_array("required_dirs", (quote_path(d) for d in context.dirs.required)),
+        f"code_source={quote_path(context.dirs.code_source)} code_limit_mib={MAX_CODE_MIB} # copied to code/",
+        render_array("log_dirs", _list_log_directories(context), "variable and directory, each"),
         render_exit_codes(*_BATCH_EXIT_CODES),
         "",
         "# step_options STEP: sets options, the arguments of the step's srun, with a colon between het job components.",
@@ -215,11 +228,21 @@ def render_batch_data(context: RenderContext) -> str:
     return "\n".join(lines)
 
 
+def _list_log_directories(context: RenderContext) -> Iterator[str]:
+    """List the directories that the head of the batch log shows, each after the variable that names it in the tasks."""
+    variables = context.dirs.variables
+    for name in _LOGGED_VARIABLES:
+        if path := variables.get(name, ""):
+            yield name
+            yield quote_path(path)
+
+
 def _render_image_data(context: RenderContext) -> list[str]:
     images, program = context.images, context.runtime_program
     lines = [
         render_array("image_files", (quote_path(i.path) if i.path else "''" for i in images)),
         render_array("image_sources", (quote(i.source) for i in images)),
+        render_array("image_names", (quote(i.name) for i in images), "for messages"),
     ]
     if not any(image.source for image in images):
         return [*lines, "fetch_command=() auth_file='' has_image_logins=0 # all images are files"]
@@ -227,10 +250,21 @@ def _render_image_data(context: RenderContext) -> list[str]:
     if runtime in ("enroot", "pyxis"):
         program = "enroot" if runtime == "pyxis" else program
         lines.append(f"fetch_command=({quote_path(program)} import --output)")
-        return [*lines, "auth_file='' has_image_logins=0"]
-    lines.append(f"fetch_command=({quote_path(program)} pull)")
+    else:
+        lines.append(f"fetch_command=({quote_path(program)} pull)")
     auth_file = quote_path(context.spec.auth_file)
     return [*lines, f"auth_file={auth_file} has_image_logins={int(bool(context.logins))}"]
+
+
+def _render_pyxis_gpus(context: RenderContext, role: RolePlan) -> str:
+    """Render the variables by which enroot's NVIDIA hook decides which devices and libraries it mounts.
+
+    Pyxis starts the container before Slurm gives the GPUs to the tasks. "all" are those of the job if Slurm limits the
+    devices (ConstrainDevices); CUDA_VISIBLE_DEVICES selects those of each task.
+    """
+    if role.gpus and context.options.gpu_option == "--nv":
+        return "export NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility,video"
+    return "export NVIDIA_VISIBLE_DEVICES=void"
 
 
 def _render_step(context: RenderContext, roles: Sequence[RolePlan]) -> list[str]:
@@ -251,6 +285,12 @@ def _render_step(context: RenderContext, roles: Sequence[RolePlan]) -> list[str]
         f"{quote_path(b.source)}:{quote_path(b.target)}{':ro' if b.read_only else ''}"
         for b in _list_pyxis_binds(context)
     )
+    role = roles[0]  # several roles are one MPI program, which has no /dev/shm of its own
+    # One container per node: the tasks of the role on a node share its /dev/shm and devices.
+    shm_mib = context.shm_mib_of(role) * (role.per_node or role.tasks)
+    if shm_mib:
+        lines.append(f"use_pyxis_shm {role.index} {shm_mib}")
+    lines.append(_render_pyxis_gpus(context, role))
     # Pyxis applies the container options of one component to all.
     return [
         *lines,

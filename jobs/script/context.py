@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from core.messages import msg
 from jobs.jobfile import JobSpec, TaskRole
-from jobs.plan import Plan
+from jobs.plan import Plan, RolePlan
 from jobs.script.directories import Directories, check_enroot_binds, resolve_directories
+from jobs.script.framework_variables import shares_node_memory
 from jobs.script.images import ResolvedImage, resolve_image
 from jobs.script.paths import AttemptPaths
 from jobs.script.render_options import RenderError, RenderOptions
@@ -41,6 +42,10 @@ class RenderContext:
         limit_s = self.slurm_time_limit_s
         return grace_s if limit_s is None else min(grace_s, limit_s // 2)
 
+    def shm_mib_of(self, role: RolePlan) -> int:
+        """Size of /dev/shm of a role's containers; 0: the one of the node."""
+        return 0 if shares_node_memory(self.spec) else role.shm_mib
+
     @property
     def runtime_program(self) -> str:
         """The program that starts containers."""
@@ -58,7 +63,7 @@ def build_context(
 ) -> RenderContext:
     """Resolve the directories, images and registry logins of a job. Raises RenderError.
 
-    The caller has substituted the variables in the paths of `spec` (`substitute_paths`). `image_logins` maps the
+    The caller has resolved the paths of `spec` (`resolve_paths`). `image_logins` maps the
     name of an image in the job file to the login of its registry.
     """
     dirs = resolve_directories(spec, paths, options=options)
@@ -89,4 +94,4 @@ def _resolve_role_image(
                 name=role.name,
             )
         )
-    return resolve_image(name, options)
+    return replace(resolve_image(name, options), name=name)

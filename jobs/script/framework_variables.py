@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from jobs.jobfile.frameworks import RoleAssignment, assign_roles, list_mpi_world
+from jobs.jobfile.frameworks import RoleAssignment, assign_roles
 from jobs.jobfile.model import JobSpec, TaskRole
 from jobs.script.expressions import (
     CurrentHost,
@@ -64,6 +64,20 @@ def build_framework_variables(spec: JobSpec) -> dict[str, tuple[Variable, ...]]:
     }
 
 
+def shares_node_memory(spec: JobSpec) -> bool:
+    """True if tasks on one node exchange data through /dev/shm of the node: MPI libraries do (Open MPI's vader, UCX).
+
+    Jobs with SSH between their tasks count as well: mpirun and horovodrun start processes with it.
+    """
+    if spec.job_ssh:
+        return True
+    assignment = assign_roles(spec)
+    if assignment is None:
+        return False
+    strategy = assignment.strategy
+    return strategy.framework == "mpi" or strategy.name == "horovodrun"
+
+
 def find_framework_server(spec: JobSpec, role: TaskRole) -> tuple[str, bool]:
     """Find the server by which the tasks of this role find each other: "horovod", "xgboost", "mindspore" or "".
 
@@ -80,11 +94,6 @@ def find_framework_server(spec: JobSpec, role: TaskRole) -> tuple[str, bool]:
     if role not in workers or (strategy.framework, strategy.name) not in _SERVED_STRATEGIES:
         return "", False
     return strategy.framework, role == workers[0]
-
-
-def uses_srun_mpi(spec: JobSpec) -> bool:
-    """True if srun starts the MPI processes (srun --mpi)."""
-    return bool(list_mpi_world(spec))
 
 
 def _join_with_commas(lists: Iterable[HostList]) -> Expression:

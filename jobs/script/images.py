@@ -31,11 +31,18 @@ class ResolvedImage:
     path: str  # may begin with ~/, the home directory of the job's owner
     # URI in a registry, from which the batch script fetches the image if `path` does not exist; empty: not fetched.
     source: str = ""
+    name: str = ""  # the image's name in the job file, or the namespace's default image
 
 
 def filter_image_files(names: Collection[str]) -> frozenset[str]:
     """Select the names of image files from a directory listing, for `RenderOptions.image_files`."""
     return frozenset(name for name in names if name.endswith(_IMAGE_SUFFIXES))
+
+
+def select_runtime_files(names: Collection[str], runtime: str) -> list[str]:
+    """Select the image files that this container runtime can start."""
+    suffix = _IMAGE_SUFFIX_BY_RUNTIME[runtime]
+    return [name for name in names if name.endswith(suffix)]
 
 
 def _list_candidate_files(name: str, runtime: str) -> tuple[str, ...]:

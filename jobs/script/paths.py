@@ -10,6 +10,10 @@ ROLE_DATA_FILE = "roles.sh"
 # Directory in the attempt's directory with the keys of the SSH servers of its tasks (shell/batch.sh), while it runs.
 SSH_KEYS_DIR = "ssh"
 
+# Directories in the job's directory for results and models, if the job file names none. Everyone who may see the job may
+# read them.
+_OUTPUT, _MODEL = JOB_DIRECTORIES = ("output", "model")
+
 
 @dataclass(frozen=True, slots=True)
 class AttemptPaths:
@@ -45,6 +49,16 @@ class AttemptPaths:
         return posixpath.join(self.job_dir, "checkpoint")
 
     @property
+    def output_dir(self) -> str:
+        """Directory for the results of a job without outputDir. All attempts of the job share it."""
+        return posixpath.join(self.job_dir, _OUTPUT)
+
+    @property
+    def model_dir(self) -> str:
+        """Directory for the models of a job without modelDir. All attempts of the job share it."""
+        return posixpath.join(self.job_dir, _MODEL)
+
+    @property
     def dir(self) -> str:
         """The work directory: sbatch gets it as --chdir; squeue and sacct show it, so it is the submission token."""
         return posixpath.join(self.job_dir, str(self.attempt))
@@ -58,8 +72,13 @@ class AttemptPaths:
 
     @property
     def code_dir(self) -> str:
-        """The directory into which uploaded code is unpacked."""
+        """The job's code: unpacked from an upload by the engine, or copied from codeDir by the batch script."""
         return self.path_to("code")
+
+    @property
+    def release_marker(self) -> str:
+        """If this file exists, failed tasks are no longer kept (isDebug); task.sh waits for it."""
+        return self.path_to("release")
 
     @property
     def logs_dir(self) -> str:

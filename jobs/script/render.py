@@ -20,10 +20,10 @@ from jobs.script.directories import resolve_directories
 from jobs.script.framework_variables import find_framework_server
 from jobs.script.host_names import decide_ssh_mode
 from jobs.script.images import filter_image_files
+from jobs.script.job_paths import JobIdentity, resolve_paths
 from jobs.script.paths import ROLE_DATA_FILE, AttemptPaths
 from jobs.script.render_options import RUNTIMES, RenderError, RenderOptions, Runtime
 from jobs.script.role_data import render_role_data
-from jobs.script.variables import substitute_paths
 
 __all__ = [
     "RUNTIMES",
@@ -68,7 +68,8 @@ def render_files(
     the job file to the login of its registry. Both are written to roles.sh only.
     """
     options = options or RenderOptions()
-    spec = substitute_paths(spec, user=user, fs_uri=options.fs_uri)
+    identity = JobIdentity(user, paths.job_uuid, paths.attempt)
+    spec = resolve_paths(spec, identity, options=options)
     context = build_context(
         spec,
         plan,

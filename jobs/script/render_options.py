@@ -27,13 +27,14 @@ class RenderOptions:
     image_aliases: Mapping[str, str] = field(default_factory=dict)  # alias → image name or path
     image_cache_dir: str = "~/.cache/sluice/images"
     grace_s: int = 30  # seconds between SIGTERM and SIGKILL; of a cluster: Cluster.grace_s
-    mpi: str = (
-        ""  # value of srun --mpi for MPI jobs that srun starts; empty: Slurm's default (MpiDefault)
-    )
+    # Value of srun --mpi for MPI jobs that srun starts; empty: Slurm's default (MpiDefault).
+    mpi: str = ""
     # First and last port that tasks may get. Linux uses 32768 to 60999 for outgoing connections by default.
     port_low: int = 20000
     port_high: int = 32767
     fs_uri: str = "~"  # value of PAI_DEFAULT_FS_URI in tasks; ~: the owner's home directory
+    # Name or URI of a storage → directory of the cluster. URIs in paths of job files are mapped with it.
+    storages: Mapping[str, str] = field(default_factory=dict)
     requeue: bool = True  # whether Slurm may requeue jobs (sbatch --requeue)
     # Option of Apptainer and Singularity that makes GPUs available in containers.
     gpu_option: Literal["--nv", "--rocm", ""] = "--nv"

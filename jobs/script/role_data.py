@@ -136,7 +136,7 @@ def _list_role_settings(context: RenderContext) -> Iterable[tuple[int, list[str]
 def _render_settings(context: RenderContext, first_task: int, role: RolePlan) -> list[str]:
     ports = list_task_ports(context.spec.task_roles[role.index])
     return [
-        f"role_name={quote(role.name)} role_tasks={role.tasks} role_gpus={role.gpus} shm_mib={role.shm_mib} first_task={first_task}",
+        f"role_name={quote(role.name)} role_tasks={role.tasks} role_gpus={role.gpus} shm_mib={context.shm_mib_of(role)} first_task={first_task}",
         f"srun_mpi={int(role.index in context.plan.mpi_roles)} # 1: srun starts the role's MPI processes",
         f"image_file={quote_path(context.images[role.index].path)}",
         render_array("port_labels", (quote(port.label) for port in ports)),

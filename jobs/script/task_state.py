@@ -11,6 +11,9 @@ from enum import IntEnum
 # The signal that stops a job; only the batch script gets it (scancel --batch). The batch script then sends
 # SIGTERM to every task, SIGKILL after the grace period, and cancels the job.
 STOP_SIGNAL = "USR2"
+# The owner of an attempt can replace its files. Longer texts for people are cut.
+MAX_IMAGE_LENGTH = 255
+MAX_ERROR_LENGTH = 300
 
 
 class ScriptExit(IntEnum):
@@ -28,12 +31,13 @@ class ScriptExit(IntEnum):
     TASK_LOST = 205  # reason lost: the step ended, but the task had not reported its end
     LAUNCH_FAILED = 206  # reason launch_failed: Slurm created no step, no task ran; always retried
     WORK_DIR_MISSING = 207  # the task's working directory does not exist in the container
-    SSH_FAILED = (
-        208  # reason ssh_failed: SSH between the tasks could not be set up on the node; not retried
-    )
+    # reason ssh_failed: SSH between the tasks could not be set up on the node; not retried
+    SSH_FAILED = 208
     SERVER_FAILED = (
         209  # the framework's server could not be started in the container of the first task
     )
+    CODE_TOO_LARGE = 210  # reason code_too_large: codeDir is larger than the limit; not retried
+    CODE_FAILED = 211  # reason code_failed: codeDir could not be copied
     STOPPED = 143  # reason stopped: the task or job was stopped
 
 
@@ -65,6 +69,7 @@ class TaskState:
     signal: int | None = None
     reason: str = ""
     image: str = ""
+    pulled_bytes: int | None = None  # state pulling: from the file "pulling" (`ImagePull`)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +82,35 @@ class ScriptResult:
     index: int | None = None
     exit_code: int = 0
     reason: str = ""
+    image: str = ""  # name of the image of the role
+    # Message of the program that failed, such as a registry's answer; code_too_large: the size in MiB.
+    error: str = ""
     restart_count: int = 0
     ended: float | None = None
 
     @property
     def is_permanent(self) -> bool:
         """True if a retry would fail the same way."""
-        return self.reason in ("image_missing", "mount_missing", "ssh_failed")
+        return self.reason in ("image_missing", "mount_missing", "code_too_large", "ssh_failed")
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePull:
+    """The content of the file "pulling", which exists while the batch script fetches an image."""
+
+    role: str
+    image: str
+    pulled_bytes: int  # of layers and image file; the size of the complete image is not known
 
 
 def _parse_pairs(text: str) -> dict[str, str]:
     """Parse lines of the form KEY=VALUE."""
     return dict(line.partition("=")[::2] for line in text.splitlines() if "=" in line)
+
+
+def _clean_text(text: str, limit: int) -> str:
+    """Remove control and formatting characters from text that people read, and limit its length."""
+    return "".join(c for c in text if c.isprintable())[:limit].strip()
 
 
 def _parse_int(text: str) -> int | None:
@@ -135,8 +157,18 @@ def parse_task_state(text: str) -> TaskState:
         exit_code=_parse_int(values.get("exit_code", "")),
         signal=_parse_int(values.get("signal", "")),
         reason=values.get("reason", ""),
-        image=values.get("image", ""),
+        image=_clean_text(values.get("image", ""), MAX_IMAGE_LENGTH),
     )
+
+
+def parse_image_pull(text: str) -> ImagePull:
+    """Parse the file "pulling". Raises ValueError if it is not complete."""
+    values = _parse_pairs(text)
+    pulled_bytes = _parse_int(values.get("bytes", ""))
+    if not values.get("role") or pulled_bytes is None:
+        raise ValueError("not a file with the progress of fetching an image")
+    image = _clean_text(values.get("image", ""), MAX_IMAGE_LENGTH)
+    return ImagePull(values["role"], image, max(0, pulled_bytes))
 
 
 def parse_script_result(text: str) -> ScriptResult:
@@ -152,6 +184,8 @@ def parse_script_result(text: str) -> ScriptResult:
         index=_parse_int(values.get("index", "")),
         exit_code=code,
         reason=values.get("reason", ""),
+        image=_clean_text(values.get("image", ""), MAX_IMAGE_LENGTH),
+        error=_clean_text(values.get("error", ""), MAX_ERROR_LENGTH),
         restart_count=_parse_int(values.get("restart_count", "")) or 0,
         ended=_parse_seconds(values.get("ended", "")),
     )

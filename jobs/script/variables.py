@@ -7,7 +7,6 @@ training frameworks are in `framework_variables`. task.sh adds the variables tha
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -58,7 +57,10 @@ def _format_resources(role: TaskRole) -> str:
 def build_job_variables(
     spec: JobSpec, *, user: str, fs_uri: str = "", training_id: str = ""
 ) -> dict[str, str]:
-    """Build the variables that have the same value in every task of the job and are known before it runs."""
+    """Build the variables that have the same value in every task of the job and are known before it runs.
+
+    Those whose values are directories are in `build_directory_variables`.
+    """
     roles = ",".join(role.name for role in spec.task_roles)
     role_count, task_count = str(len(spec.task_roles)), str(spec.task_count)
     values = {
@@ -68,9 +70,6 @@ def build_job_variables(
         "PAI_USERNAME": user,
         "PAI_DEFAULT_FS_URI": fs_uri,
         "PAI_VIRTUAL_CLUSTER": spec.namespace,
-        "PAI_DATA_DIR": spec.data_dir,
-        "PAI_OUTPUT_DIR": spec.output_dir,
-        "PAI_CODE_DIR": spec.code_dir,
         "PAI_TASK_ROLE_COUNT": role_count,
         "PAI_TASK_ROLES_NUM": role_count,
         "PAI_JOB_TASK_ROLE_COUNT": role_count,
@@ -139,6 +138,7 @@ def build_directory_variables(
     data: str,
     output: str,
     code: str,
+    model: str,
     work: str,
     checkpoint: str,
     attempt: str,
@@ -147,13 +147,13 @@ def build_directory_variables(
     """Build the variables whose values are the job's directories, under OpenPAI's and FfDL's names.
 
     FfDL's names are common words, such as DATA_DIR. A variable of FfDL that the job file sets is left out.
+    MODEL_DIR is the model directory, but in FfDL it is the directory of the code (the "model definition").
     """
-    result = output or work
     ffdl_values = {
         "DATA_DIR": data,
-        "MODEL_DIR": code or work,
-        "RESULT_DIR": result,
-        "JOB_RESULT_DIR": result,
+        "MODEL_DIR": (code or work) if spec.imported_from == "ffdl" else model,
+        "RESULT_DIR": output,
+        "JOB_RESULT_DIR": output,
         "CHECKPOINT_DIR": checkpoint,
         "LOG_DIR": f"{attempt}/logs",
         "JOB_STATE_DIR": attempt,
@@ -188,43 +188,6 @@ def build_static_variables(
         }
         result[role.name] = {**sluice_values, **job_file_values}
     return result
-
-
-_PATH_VARIABLE = re.compile(
-    r"\$(?:\{(?P<braced>[A-Z_]+)\}|(?P<bare>PAI_(?:DEFAULT_FS_URI|JOB_NAME|USER_NAME|USERNAME)|USER)(?![A-Za-z0-9_]))"
-)
-_LEADING_HOME = re.compile(r"\A\$(?:HOME|\{HOME\})(?=/|\Z)")
-
-
-def substitute_paths(spec: JobSpec, *, user: str, fs_uri: str = "") -> JobSpec:
-    """Substitute variables in the spec's paths: directories, authFile and sources of mounts.
-
-    The variables are $PAI_DEFAULT_FS_URI, $PAI_JOB_NAME, $PAI_USER_NAME, $PAI_USERNAME and $USER. A leading
-    $HOME becomes ~, which the scripts replace by the home directory on the node.
-    """
-    values = {
-        "PAI_DEFAULT_FS_URI": fs_uri.rstrip("/"),
-        "PAI_JOB_NAME": spec.job_name,
-        "PAI_USER_NAME": user,
-        "PAI_USERNAME": user,
-        "USER": user,
-    }
-
-    def substitute_variables(path: str) -> str:
-        return _PATH_VARIABLE.sub(
-            lambda match: values.get(match["braced"] or match["bare"], match.group()),
-            _LEADING_HOME.sub("~", path),
-        )
-
-    fields = ("auth_file", "data_dir", "output_dir", "code_dir", "model_dir")
-    updates: dict[str, object] = {
-        name: substitute_variables(getattr(spec, name)) for name in fields
-    }
-    updates["mounts"] = tuple(
-        mount.model_copy(update={"source": substitute_variables(mount.source)})
-        for mount in spec.mounts
-    )
-    return spec.model_copy(update=updates)
 
 
 @dataclass(frozen=True, slots=True)

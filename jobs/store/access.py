@@ -35,6 +35,7 @@ class JobAction(StrEnum):
     VIEW = "view"
     EDIT = "edit"  # description and labels
     STOP = "stop"
+    RELEASE = "release"  # end failed tasks that isDebug keeps: for everyone who may stop the job
     DELETE = "delete"
     TIME_LIMIT = "time_limit"
     RETRY = "retry"  # the job runs again as its owner
@@ -43,7 +44,14 @@ class JobAction(StrEnum):
 
 # Actions of an owner who may no longer submit to the job's namespace: all except RETRY and TIME_LIMIT.
 _OWNER_ACTIONS = frozenset(
-    {JobAction.VIEW, JobAction.EDIT, JobAction.STOP, JobAction.DELETE, JobAction.CLONE}
+    {
+        JobAction.VIEW,
+        JobAction.EDIT,
+        JobAction.STOP,
+        JobAction.RELEASE,
+        JobAction.DELETE,
+        JobAction.CLONE,
+    }
 )
 # Actions of everyone who sees a job. CLONE is included, because the permission to submit to the target namespace is
 # checked when the new job is created.
@@ -52,6 +60,7 @@ _VIEWER_ACTIONS = frozenset({JobAction.VIEW, JobAction.CLONE})
 # to the owner. RETRY is excluded, because the job would run as its owner.
 _NAMESPACE_ADMIN_ACTIONS = _VIEWER_ACTIONS | {
     JobAction.STOP,
+    JobAction.RELEASE,
     JobAction.DELETE,
     JobAction.TIME_LIMIT,
 }

@@ -27,6 +27,7 @@ def build_render_options(
         port_low=cluster.job_port_min,
         port_high=cluster.job_port_max,
         fs_uri=cluster.default_fs_uri or defaults.fs_uri,
+        storages=cluster.storages,
         gpu_option=_GPU_OPTIONS.get(cluster.gpu_vendor, ""),
         site_binds=tuple(cluster.container_binds),
     )

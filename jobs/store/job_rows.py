@@ -63,13 +63,17 @@ class JobRow(NamedTuple):
     ended_at: Annotated[IsoTime | None, Column("j.ended_at", "time")]
     expected_start: Annotated[IsoTime | None, Column("j.expected_start", "time")]
     time_limit_s: Annotated[int | None, Column("j.time_limit_s")]
+    watched_until: Annotated[IsoTime | None, Column("j.watched_until", "time")]
+    kept_task_count: Annotated[int, Column("j.kept_task_count")]
     wanted_time_limit_s: Annotated[int | None, Column("j.wanted_time_limit_s")]
+    estimated_duration_s: Annotated[int | None, Column("j.estimated_duration_s")]
     attempt_number: Annotated[int, Column("j.attempt_number")]
     slurm_job_id: Annotated[str | None, Column("a.slurm_job_id")]
     cpus: Annotated[int, Column("j.cpus")]
     mem_mib: Annotated[int, Column("j.mem_mib")]
     gpus: Annotated[int, Column("j.gpus")]
     gpu_type: Annotated[str, Column("j.gpu_type")]
+    hourly_price: Annotated[float | None, Column("j.hourly_price")]
     node_count: Annotated[int, Column("j.node_count")]
     task_count: Annotated[int, Column("j.task_count")]
     is_distributed: Annotated[bool, Column("j.is_distributed", "bool")]
@@ -83,8 +87,8 @@ _COLUMNS: Mapping[str, Column] = {
     name: get_args(annotation)[1]
     for name, annotation in get_type_hints(JobRow, include_extras=True).items()
 }
-# Large columns that lists do not need, only the page of one job.
-DETAIL_COLUMNS = frozenset({"warnings", "plan"})
+# Columns that lists do not need, only the page of one job. Some are large.
+DETAIL_COLUMNS = frozenset({"warnings", "plan", "watched_until"})
 LIST_COLUMNS = frozenset(_COLUMNS) - DETAIL_COLUMNS
 
 

@@ -1,14 +1,16 @@
-"""The pass that sends control requests to Slurm: stops and time limits, as the service account.
+"""The pass that carries out control requests: stops and time limits in Slurm, releases of kept tasks.
 
 A stop is sent again if the job has not ended some time after it. The pass does not change a job's state; the poller
 does when Slurm reports the end. A command affects only Slurm jobs of the owner's Unix user. This
 is necessary because the stored Slurm job id was printed by an sbatch that ran as the owner, who can forge it to be the
-id of another user's job, and the service account has operator rights on all jobs.
+id of another user's job, and the service account has operator rights on all jobs. A release is a file in the
+attempt's directory, written as the owner's Unix user.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
@@ -16,8 +18,9 @@ from datetime import timedelta
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
-from clusters.errors import CommandFailed
-from clusters.passes import Pass
+from clusters.connections import transport_for
+from clusters.errors import ClusterError, CommandFailed
+from clusters.passes import Pass, PassContext
 from clusters.slurm import JobRecord
 from clusters.slurm.client import SlurmClient
 from core.events.records import Actor
@@ -26,6 +29,7 @@ from jobs.changes import Changes
 from jobs.events import JobEventKind
 from jobs.lifecycle.states import DesiredState
 from jobs.models import Attempt, Job
+from jobs.script.paths import AttemptPaths
 from jobs.script.task_state import STOP_SIGNAL
 
 logger = logging.getLogger(__name__)
@@ -34,6 +38,10 @@ STOPS_PER_COMMAND = 200
 STOPS_PER_PASS = 1000
 TIME_LIMITS_PER_PASS = 20
 CONTROL_RETRY_DELAY_S = 2.0
+RELEASES_PER_COMMAND = 100
+RELEASE_TIMEOUT_S = 10.0
+# Delay after a failed release of a Unix user: a file system that hangs must not delay the stops of others each time.
+RELEASE_RETRY_DELAY_S = 30.0
 # Time that the batch script needs in addition to the grace period: to handle the signal, end its steps and exit.
 STOP_SLACK_S = 30
 # A batch script that started less than this time ago may not have set its signal handler yet. Its job is
@@ -41,13 +49,24 @@ STOP_SLACK_S = 30
 SIGNAL_READY_AFTER = timedelta(seconds=5)
 
 _HAS_REQUESTED_LIMIT = Q(job__wanted_time_limit_s__isnull=False)
+# Creates the files given as arguments and prints those that it created: the owner may have deleted a directory.
+_RELEASE_SCRIPT = r"""
+umask 077
+for marker; do touch "$marker" && printf '%s\n' "$marker"; done 2>/dev/null
+:
+"""
 
 
 class ControlPass(Pass):
     name = "control"
 
+    def __init__(self, context: PassContext) -> None:
+        super().__init__(context)
+        self._release_retry_at: dict[str, float] = {}  # monotonic time, by Unix user
+
     def has_work(self) -> bool:
-        return self._live_attempts().filter(self._is_stop_due() | _HAS_REQUESTED_LIMIT).exists()
+        has_request = self._is_stop_due() | _HAS_REQUESTED_LIMIT | Q(wanted_release=True)
+        return self._live_attempts().filter(has_request).exists()
 
     def retry_delay_s(self, consecutive_failures: int) -> float:
         return CONTROL_RETRY_DELAY_S
@@ -56,6 +75,7 @@ class ControlPass(Pass):
         slurm = self.context.slurm_client()
         self._send_stops(slurm)
         self._send_time_limits(slurm)
+        self._release_tasks()
         return True
 
     def _live_attempts(self) -> QuerySet[Attempt]:
@@ -170,6 +190,50 @@ class ControlPass(Pass):
                 changes.set_job_columns(job, time_limit_s=-(-time_limit_s // 60) * 60)
                 changes.add_event(job, JobEventKind.TIME_LIMIT)
             changes.write()
+
+    # -- releases -------------------------------------------------------------------------------------
+
+    def _release_tasks(self) -> None:
+        """Write the marker files of requested releases, as the owners of the jobs."""
+        rows = self._live_attempts().filter(wanted_release=True).order_by("id")
+        attempts_by_user: dict[str, list[tuple[int, str]]] = defaultdict(list)
+        for attempt_id, unix_user, work_dir in rows.values_list("id", "unix_user", "work_dir"):
+            attempts_by_user[unix_user].append((attempt_id, work_dir))
+        for unix_user, attempts in attempts_by_user.items():
+            if time.monotonic() >= self._release_retry_at.get(unix_user, 0.0):
+                self._release_user_tasks(unix_user, attempts[:RELEASES_PER_COMMAND])
+
+    def _release_user_tasks(self, unix_user: str, attempts: Sequence[tuple[int, str]]) -> None:
+        ids_by_marker = {
+            AttemptPaths.from_dir(work_dir).release_marker: attempt_id
+            for attempt_id, work_dir in attempts
+        }
+        self.context.stats.count_command("release")
+        try:
+            result = transport_for(self.context.cluster, unix_user).run(
+                ["sh", "-c", _RELEASE_SCRIPT, "release", *ids_by_marker],
+                timeout_s=RELEASE_TIMEOUT_S,
+            )
+        except ClusterError as error:
+            self._log_failed_release(unix_user, error.user_message)
+            return
+        written_ids = [
+            ids_by_marker[path] for path in result.text.splitlines() if path in ids_by_marker
+        ]
+        with self.context.lease.fenced_transaction():
+            Attempt.objects.filter(pk__in=written_ids).update(wanted_release=False)
+        if len(written_ids) < len(attempts):
+            self._log_failed_release(unix_user, "a marker file could not be written")
+
+    def _log_failed_release(self, unix_user: str, problem: str) -> None:
+        self._release_retry_at[unix_user] = time.monotonic() + RELEASE_RETRY_DELAY_S
+        self.context.stats.count_failure("release")
+        logger.warning(
+            "release of kept tasks of %s: %s",
+            unix_user,
+            problem,
+            extra={"action": "release_failed", "cluster": self.context.cluster.name},
+        )
 
 
 def _can_signal_script(attempt: Attempt) -> bool:

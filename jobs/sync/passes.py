@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from clusters.passes import Pass, PassContext
 from jobs.sync.cleanup import DeletedJobsPass, UploadsPass
 from jobs.sync.control import ControlPass
+from jobs.sync.image_list import ImageListPass
 from jobs.sync.poller import Poller
 from jobs.sync.submitter import Submitter
 from jobs.sync.task_reader import TaskReader
@@ -22,4 +23,5 @@ def build_job_passes(context: PassContext) -> Sequence[Pass]:
         task_reader,
         DeletedJobsPass(context),
         UploadsPass(context),
+        ImageListPass(context),
     ]

@@ -9,8 +9,10 @@ all match: Slurm reuses ids, and any user may give any directory to sbatch. The 
 4. Search squeue and sacct for the tokens of submissions with an unknown outcome. Adopt the attempts whose tokens are
    found; those whose tokens are certainly absent may be submitted again.
 5. Build an observation for every attempt whose row or records differ from the last poll.
-6. Read the reports that the batch scripts of ended attempts wrote. Leave attempts without a report to a later poll.
-7. Decide with `jobs.lifecycle` and save the changes. If saving fails, the next poll processes these attempts again.
+6. Read the reports that the batch scripts and tasks of ended attempts wrote. Leave attempts without a report to a
+   later poll, for some seconds.
+7. Decide with `jobs.lifecycle` and save the changes; the end of an attempt together with the states of its tasks. If
+   saving fails, the next poll processes these attempts again.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from jobs.changes import Changes, apply_transition
 from jobs.lifecycle.states import DesiredState
 from jobs.lifecycle.transitions import (
     ABSENT_OBSERVATION,
+    END_OUTCOMES,
     JobSnapshot,
     Observation,
     decide_observation,
@@ -51,7 +54,12 @@ from jobs.sync.observations import (
     select_own_records,
 )
 from jobs.sync.outcomes import save_token_search
-from jobs.sync.task_reader import TaskReader, interpret_script_result
+from jobs.sync.task_reader import (
+    AttemptReport,
+    TaskReader,
+    interpret_script_result,
+    save_task_states,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +74,8 @@ TOKEN_SEARCH_AFTER = timedelta(seconds=60)
 TOKEN_ABSENT_FOR_S = 30.0
 # Maximum time for which a job's end is not saved, because sacct's record or the batch script's report is missing.
 REPORT_TIMEOUT_S = 15.0
+# The same for an end that is decided without the report: the tasks' states are saved with the end if they arrive in time.
+TASKS_TIMEOUT_S = 5.0
 # A COMPLETED job that ran at least this long certainly started its batch script, so that its report is not needed.
 NEVER_STARTED_WITHIN_S = 10.0
 # Time for which no file written by a COMPLETED attempt may be found until its batch script counts as never started
@@ -83,6 +93,7 @@ class LiveRow(NamedTuple):
     job_state: str
     wanted: str
     lost_since: datetime | None
+    kept_task_count: int
 
 
 class SubmittingRow(NamedTuple):
@@ -209,7 +220,7 @@ class Poller(Pass):
             LiveRow(*row)
             for row in attempts.filter(phase=Attempt.Phase.LIVE).values_list(
                 *("id", "slurm_job_id", "work_dir", "unix_user"),
-                *("job__state", "job__wanted", "job__lost_since"),
+                *("job__state", "job__wanted", "job__lost_since", "job__kept_task_count"),
             )
         ]
         submitting = attempts.filter(phase=Attempt.Phase.SUBMITTING).values_list(
@@ -345,7 +356,10 @@ class Poller(Pass):
             if record is _ACCOUNTING_PENDING:
                 continue
             memory = self._memory[row.attempt_id]
-            fingerprint: Fingerprint = (row.job_state, row.wanted, *fingerprint_record(record))
+            fingerprint: Fingerprint = (
+                *(row.job_state, row.wanted, row.kept_task_count),
+                *fingerprint_record(record),
+            )
             absent = record is None or is_live_only_in_accounting(record)
             if not absent and memory.fingerprint == fingerprint and not row.lost_since:
                 if record is not None and record.source == "squeue" and not is_cancelled(record):
@@ -421,9 +435,9 @@ class Poller(Pass):
 
     def _apply_observations(self, changed: Mapping[int, ObservedRecord]) -> None:
         ended = {
-            attempt_id: observed.observation.slurm_state
+            attempt_id: observed.observation
             for attempt_id, observed in changed.items()
-            if _needs_report(observed.observation)
+            if observed.observation.slurm_state in END_OUTCOMES
         }
         waiting_ids = self._read_reports(ended)
         ids = [attempt_id for attempt_id in changed if attempt_id not in waiting_ids]
@@ -431,28 +445,33 @@ class Poller(Pass):
             self._apply_batch(ids[start : start + ROWS_PER_TRANSACTION], changed)
         self._invalidate(waiting_ids)
 
-    def _read_reports(self, ended: Mapping[int, str]) -> set[int]:
-        """Read the batch scripts' reports of ended attempts (`ended`: attempt id → Slurm state).
+    def _read_reports(self, ended: Mapping[int, Observation]) -> set[int]:
+        """Read the reports of ended attempts (`ended`: attempt id → observation).
 
         Returns the ids of the attempts whose report is not available yet and must be waited for.
         """
         unread_ids = [
             attempt_id for attempt_id in ended if self._task_reader.get_report(attempt_id) is None
         ]
+        self._task_reader.keep_reports(ended)
         self._task_reader.fetch_reports(unread_ids)
         return {
             attempt_id
-            for attempt_id, slurm_state in ended.items()
-            if self._must_wait_for_report(attempt_id, slurm_state)
+            for attempt_id, observation in ended.items()
+            if self._must_wait_for_report(attempt_id, observation)
         }
 
-    def _must_wait_for_report(self, attempt_id: int, slurm_state: str) -> bool:
+    def _must_wait_for_report(self, attempt_id: int, observation: Observation) -> bool:
         waited_s = self._seconds_since_end(attempt_id)
         report = self._task_reader.get_report(attempt_id)
+        needs_report = _needs_report(observation)
         if report is None:
-            return waited_s < REPORT_TIMEOUT_S
+            return waited_s < (REPORT_TIMEOUT_S if needs_report else TASKS_TIMEOUT_S)
         must_wait = (
-            slurm_state == "COMPLETED" and report.never_started and waited_s < NOT_STARTED_TIMEOUT_S
+            needs_report
+            and observation.slurm_state == "COMPLETED"
+            and report.never_started
+            and waited_s < NOT_STARTED_TIMEOUT_S
         )
         if must_wait:
             self._task_reader.pop_report(attempt_id)  # the next poll reads the files again
@@ -469,6 +488,8 @@ class Poller(Pass):
                 .filter(pk__in=ids, phase=Attempt.Phase.LIVE)
                 .order_by("job_id")
             )
+            ended: list[Attempt] = []
+            reports: dict[int, AttemptReport] = {}
             for attempt in rows:
                 observation, record, component_ids = changed[attempt.pk]
                 if record is not None:
@@ -478,24 +499,31 @@ class Poller(Pass):
                 # Ids of components are kept if Slurm does not report all of them later.
                 if len(component_ids) > len(attempt.component_ids):
                     changes.set_attempt_columns(attempt, component_ids=list(component_ids))
-                transition = decide_observation(self._build_snapshot(attempt), observation, now)
+                report = self._task_reader.pop_report(attempt.pk)
+                snapshot = _build_snapshot(attempt, report if _needs_report(observation) else None)
+                transition = decide_observation(snapshot, observation, now)
                 apply_transition(changes, attempt.job, attempt, transition)
+                if report is not None and attempt.phase == Attempt.Phase.ENDED:
+                    changes.set_attempt_columns(attempt, tasks_final=True)
+                    ended.append(attempt)
+                    reports[attempt.pk] = report
+            changes.add_built_events(save_task_states(ended, reports, ended_ids=reports))
             crash_point("before_transition")
             changes.write()
 
-    def _build_snapshot(self, attempt: Attempt) -> JobSnapshot:
-        """Return the job's snapshot, completed with its batch script's report."""
-        snapshot = attempt.job.snapshot()
-        report = self._task_reader.pop_report(attempt.pk)
-        if report is None:
-            return snapshot
-        reason, failure = interpret_script_result(report.script_result)
-        return replace(
-            snapshot,
-            script_reason=reason,
-            script_failure=failure,
-            script_never_started=report.never_started,
-        )
+
+def _build_snapshot(attempt: Attempt, report: AttemptReport | None) -> JobSnapshot:
+    """Return the job's snapshot, completed with its batch script's report."""
+    snapshot = attempt.job.snapshot()
+    if report is None:
+        return snapshot
+    reason, failure = interpret_script_result(report.script_result)
+    return replace(
+        snapshot,
+        script_reason=reason,
+        script_failure=failure,
+        script_never_started=report.never_started,
+    )
 
 
 def _needs_report(observation: Observation) -> bool:

@@ -10,10 +10,10 @@ import logging
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
 
@@ -26,10 +26,19 @@ from clusters.errors import ClusterError, RemoteFileMissing
 from clusters.passes import LeaseLost, Pass, PassContext
 from clusters.transport.base import Transport
 from core.events.records import Actor, NewEvent, record_events
+from jobs.changes import WAITING_TASK_COLUMNS
 from jobs.events import JobEventKind, build_job_event
 from jobs.lifecycle.states import FailureKind, Reason, exit_reason
-from jobs.models import Attempt, Task
-from jobs.script.task_state import ScriptResult, TaskState, parse_script_result, parse_task_state
+from jobs.models import UNFINISHED_TASK_STATES, Attempt, Job, Task
+from jobs.script.directories import MAX_CODE_MIB
+from jobs.script.task_state import (
+    ImagePull,
+    ScriptResult,
+    TaskState,
+    parse_image_pull,
+    parse_script_result,
+    parse_task_state,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +50,8 @@ ATTEMPTS_PER_COMMAND = 100
 REPORT_WAIT_S = 1.5
 # Time between two reads of the state files of watched jobs (`jobs.actions.watch_job`).
 WATCH_INTERVAL_S = 2.0
+# Time between two reads of a job that nobody watches and that keeps failed tasks: their number is part of its reason.
+KEPT_TASKS_INTERVAL = timedelta(seconds=10)
 # Number of failed reads of an ended attempt after which its files are not read again.
 MAX_FAILED_FINAL_READS = 5
 MAX_OUTPUT_BYTES = 16 * 1024 * 1024
@@ -49,7 +60,7 @@ MAX_TASKS_IN_EVENT = 100
 READS_WAIT_TIMEOUT_S = 30.0
 
 # Prints for each directory a line with its path, `began:` if its batch log exists, and `file:line` for each line of its
-# result and state files. Control characters mark a directory (036) and a missing directory (035). Files written by
+# result, pulling and state files. Control characters mark a directory (036) and a missing directory (035). Files written by
 # Sluice have fewer than 40 lines of at most 500 characters; the limits bound the output if the owner has replaced
 # the files by larger ones.
 _READ_SCRIPT = r"""
@@ -58,7 +69,7 @@ for dir; do
   printf '\036%s\n' "$dir"
   cd -- "$dir" 2>/dev/null || { printf '\035\n'; continue; }
   [ ! -e logs/batch.log ] || echo began:
-  grep -aHs -m 40 '' result tasks/*.state | cut -c 1-500
+  grep -aHs -m 40 '' result pulling tasks/*.state | cut -c 1-500
 done
 """
 
@@ -96,11 +107,21 @@ def parse_reports(text: str) -> dict[str, AttemptReport]:
         started = bool(files)
         files.pop("began", None)
         script_result = _parse_or_none(parse_script_result, files.pop("result", []))
+        pull = _parse_or_none(parse_image_pull, files.pop("pulling", []))
         tasks = [_parse_or_none(parse_task_state, lines) for lines in files.values()]
         reports[directory] = AttemptReport(
-            script_result, tuple(t for t in tasks if t is not None), "\x1d" not in rest, started
+            script_result,
+            tuple(_add_progress(t, pull) for t in tasks if t is not None),
+            "\x1d" not in rest,
+            started,
         )
     return reports
+
+
+def _add_progress(task: TaskState, pull: ImagePull | None) -> TaskState:
+    if pull is None or task.state != "pulling" or task.role != pull.role:
+        return task
+    return replace(task, pulled_bytes=pull.pulled_bytes)
 
 
 def _parse_or_none(parse: Callable[[str], T], lines: list[str]) -> T | None:
@@ -131,9 +152,9 @@ def interpret_script_result(result: ScriptResult | None) -> tuple[Reason | None,
         return Reason("end.launch-failed"), FailureKind.TRANSIENT
     task = f"{result.role}-{result.index}" if result.role else ""
     failure = FailureKind.PERMANENT if result.is_permanent else FailureKind.NONE
+    if result.reason in ("image_missing", "image_failed"):
+        return _build_image_reason(result, task), failure
     reason_codes = {
-        "image_missing": "end.image-missing",
-        "image_failed": "end.image-failed",
         "mount_missing": "end.mount-missing",
         "port_taken": "end.port-taken",
         "ssh_failed": "end.ssh-failed",
@@ -142,6 +163,11 @@ def interpret_script_result(result: ScriptResult | None) -> tuple[Reason | None,
     }
     if code := reason_codes.get(result.reason):
         return Reason(code, {"task": task}), failure
+    if result.reason == "code_too_large":
+        sizes = {"size": result.error, "limit": MAX_CODE_MIB}
+        return Reason("end.code-too-large", sizes), failure
+    if result.reason == "code_failed":
+        return Reason("end.code-failed", {"error": result.error}), failure
     if not task:
         return None, failure
     exit_status_reason = exit_reason(result.exit_code, None)
@@ -149,6 +175,18 @@ def interpret_script_result(result: ScriptResult | None) -> tuple[Reason | None,
         exit_status_reason.code, exit_status_reason.code
     )
     return Reason(code, {"task": task, **exit_status_reason.params}), failure
+
+
+def _build_image_reason(result: ScriptResult, task: str) -> Reason:
+    """Build the reason of a missing or failed image, with the error of the registry or the container runtime."""
+    params = {"task": task, "image": result.image}
+    is_missing = result.reason == "image_missing"
+    if result.error:
+        code = "end.image-refused" if is_missing else "end.image-error"
+        return Reason(code, {**params, "error": result.error})
+    if is_missing and result.image:
+        return Reason("end.image-not-on-cluster", params)
+    return Reason("end.image-missing" if is_missing else "end.image-failed", {"task": task})
 
 
 class TaskReader(Pass):
@@ -179,12 +217,30 @@ class TaskReader(Pass):
         with self._lock:
             return self._reports.pop(attempt_id, None)
 
+    def keep_reports(self, attempt_ids: Collection[int]) -> None:
+        """Forget the reports of all other attempts: the poller has stopped waiting for them."""
+        with self._lock:
+            for attempt_id in self._reports.keys() - set(attempt_ids):
+                del self._reports[attempt_id]
+
     def fetch_reports(self, attempt_ids: Sequence[int]) -> None:
         """Read the reports of these attempts for `get_report`; wait for the reads at most REPORT_WAIT_S."""
         if not attempt_ids:
             return
-        rows = Attempt.objects.filter(pk__in=attempt_ids).values_list("id", "unix_user", "work_dir")
-        wait(self._start_reads(rows, self._cache_reports), timeout=REPORT_WAIT_S)
+        rows = list(
+            Attempt.objects.filter(pk__in=attempt_ids).values_list("id", "unix_user", "work_dir")
+        )
+        deadline = time.monotonic() + REPORT_WAIT_S
+        # A read of watched jobs of the same user began before these attempts ended.
+        with self._lock:
+            earlier = [self._active_reads.get(user) for user in {row[1] for row in rows}]
+        wait([read for read in earlier if read is not None], timeout=REPORT_WAIT_S)
+        unread_count = len(rows) + 1
+        # One read has at most ATTEMPTS_PER_COMMAND attempts of a user.
+        while len(rows) < unread_count and (timeout_s := deadline - time.monotonic()) > 0:
+            unread_count = len(rows)
+            wait(self._start_reads(rows, self._cache_reports), timeout=timeout_s)
+            rows = [row for row in rows if self.get_report(row[0]) is None]
 
     def _cache_reports(self, reports: Mapping[int, AttemptReport]) -> None:
         with self._lock:
@@ -198,8 +254,11 @@ class TaskReader(Pass):
         querysets = [cluster_attempts.filter(phase=Attempt.Phase.ENDED, tasks_final=False)]
         if time.monotonic() >= self._next_watch_at:
             self._next_watch_at = time.monotonic() + WATCH_INTERVAL_S
-            watched = Q(job__state="RUNNING", job__watched_until__gt=timezone.now())
-            querysets.append(cluster_attempts.filter(watched, phase=Attempt.Phase.LIVE))
+            querysets.append(
+                cluster_attempts.filter(
+                    _is_read_due(), job__state="RUNNING", phase=Attempt.Phase.LIVE
+                )
+            )
         selected = [
             row
             for attempts in querysets
@@ -293,26 +352,7 @@ class TaskReader(Pass):
                 .select_related("job")
                 .defer("script", "job__spec", "job__plan")
             )
-            tasks_by_attempt: dict[int, list[Task]] = defaultdict(list)
-            for task in Task.objects.filter(attempt__in=attempts):
-                tasks_by_attempt[task.attempt_id].append(task)
-            all_changed: list[Task] = []
-            events: list[NewEvent] = []
-            for attempt in attempts:
-                changed = merge_task_states(
-                    tasks_by_attempt[attempt.pk],
-                    reports[attempt.pk].tasks,
-                    ended=attempt.pk in ended_ids,
-                )
-                all_changed += changed
-                if changed:
-                    events.append(_build_tasks_event(attempt, changed))
-            Task.objects.bulk_update(all_changed, _TASK_COLUMNS, batch_size=100)
-            Attempt.objects.filter(pk__in=list(reports)).update(tasks_read_at=timezone.now())
-            Attempt.objects.filter(
-                pk__in=ended_ids.intersection(reports), phase=Attempt.Phase.ENDED
-            ).update(tasks_final=True)
-            record_events(events)
+            record_events(save_task_states(attempts, reports, ended_ids=ended_ids))
 
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -324,7 +364,66 @@ class TaskReader(Pass):
         wait(futures, timeout=timeout_s)
 
 
-_TASK_COLUMNS = ["state", "node", "ip", "ports", "gpus", "exit_code", "started_at", "ended_at"]
+def _is_read_due() -> Q:
+    """Select the attempts of watched jobs, and now and then those of jobs that keep failed tasks."""
+    now = timezone.now()
+    read_before = Q(tasks_read_at__isnull=True) | Q(tasks_read_at__lt=now - KEPT_TASKS_INTERVAL)
+    return Q(job__watched_until__gt=now) | (Q(job__keeps_failed_tasks=True) & read_before)
+
+
+def save_task_states(
+    attempts: Sequence[Attempt],
+    reports: Mapping[int, AttemptReport],
+    *,
+    ended_ids: Collection[int],
+) -> list[NewEvent]:
+    """Save the reported task states of these attempts; returns the events to record.
+
+    `reports` are by attempt id. `ended_ids` are the attempts that had ended before their files were read. The caller
+    has begun a fenced transaction.
+    """
+    tasks_by_attempt: dict[int, list[Task]] = defaultdict(list)
+    for task in Task.objects.filter(attempt__in=attempts):
+        tasks_by_attempt[task.attempt_id].append(task)
+    all_changed: list[Task] = []
+    events: list[NewEvent] = []
+    for attempt in attempts:
+        tasks, ended = tasks_by_attempt[attempt.pk], attempt.pk in ended_ids
+        changed = merge_task_states(tasks, reports[attempt.pk].tasks, ended=ended)
+        all_changed += changed
+        if changed:
+            events.append(_build_tasks_event(attempt, changed))
+            if not ended:
+                _save_kept_task_count(attempt, tasks)
+    Task.objects.bulk_update(all_changed, _TASK_COLUMNS, batch_size=100)
+    ids = [attempt.pk for attempt in attempts]
+    Attempt.objects.filter(pk__in=ids).update(tasks_read_at=timezone.now())
+    Attempt.objects.filter(
+        pk__in=set(ended_ids).intersection(ids), phase=Attempt.Phase.ENDED
+    ).update(tasks_final=True)
+    return events
+
+
+def _save_kept_task_count(attempt: Attempt, tasks: Iterable[Task]) -> None:
+    """Save how many failed tasks the job keeps. The poller then changes the job's reason."""
+    count = sum(task.state == Task.State.KEPT for task in tasks)
+    jobs = Job.objects.filter(
+        pk=attempt.job_id, attempt_number=attempt.number, attempts__phase=Attempt.Phase.LIVE
+    )
+    jobs.exclude(kept_task_count=count).update(kept_task_count=count)
+
+
+_TASK_COLUMNS = [
+    "state",
+    "node",
+    "ip",
+    "ports",
+    "gpus",
+    "exit_code",
+    "pulled_bytes",
+    "started_at",
+    "ended_at",
+]
 
 
 def _build_tasks_event(attempt: Attempt, changed_tasks: Sequence[Task]) -> NewEvent:
@@ -347,15 +446,18 @@ def merge_task_states(
 ) -> list[Task]:
     """Set the reported states on the tasks, without saving; returns the tasks that changed.
 
-    If the attempt has ended (`ended`), tasks that have no end state become STOPPED.
+    If the attempt has ended (`ended`), tasks that have no end state become STOPPED, and those that were kept FAILED.
+    Otherwise a task without a state file waits: Slurm has requeued the job.
     """
     states_by_task = {(state.role, state.index): state for state in states}
     changed = []
     for task in tasks:
         state = states_by_task.get((task.role, task.index))
-        values = _build_task_columns(state) if state else {}
-        if ended and values.get("state", task.state) in _UNFINISHED_STATES:
-            values["state"] = Task.State.STOPPED.value
+        values: Mapping[str, Any] = {} if ended else WAITING_TASK_COLUMNS
+        if state:
+            values = _build_task_columns(state)
+        if ended:
+            values = {**values, "state": _end_state(values.get("state", task.state))}
         changes = {name: value for name, value in values.items() if getattr(task, name) != value}
         for name, value in changes.items():
             setattr(task, name, value)
@@ -364,7 +466,12 @@ def merge_task_states(
     return changed
 
 
-_UNFINISHED_STATES = (Task.State.WAITING, Task.State.PULLING, Task.State.RUNNING)
+def _end_state(state: str) -> str:
+    """Return the state of a task after the end of its attempt."""
+    if state == Task.State.KEPT:
+        return Task.State.FAILED.value
+    is_unfinished = state in (*UNFINISHED_TASK_STATES, Task.State.UNKNOWN)
+    return Task.State.STOPPED.value if is_unfinished else state
 
 
 def _build_task_columns(state: TaskState) -> dict[str, Any]:
@@ -375,6 +482,7 @@ def _build_task_columns(state: TaskState) -> dict[str, Any]:
         "ports": {label: list(numbers) for label, numbers in state.ports.items()},
         "gpus": ",".join(state.gpus)[:255],
         "exit_code": state.exit_code,
+        "pulled_bytes": _limit_bytes(state.pulled_bytes),
         "started_at": _parse_timestamp(state.started),
         "ended_at": _parse_timestamp(state.ended),
     }
@@ -383,13 +491,19 @@ def _build_task_columns(state: TaskState) -> dict[str, Any]:
 def _convert_task_state(state: TaskState) -> Task.State:
     if state.state == "pulling":
         return Task.State.PULLING
-    if state.state in ("running", "debug"):
+    if state.state == "running":
         return Task.State.RUNNING
+    if state.state == "debug":
+        return Task.State.KEPT
     if state.state != "ended":
         return Task.State.WAITING
     if state.exit_code == 0:
         return Task.State.SUCCEEDED
     return Task.State.STOPPED if state.reason == "stopped" else Task.State.FAILED
+
+
+def _limit_bytes(count: int | None) -> int | None:
+    return None if count is None else min(count, 2**63 - 1)
 
 
 def _parse_timestamp(seconds: float | None) -> datetime | None:

@@ -32,6 +32,7 @@ ACTION_KINDS = (
     ("", _("all actions")),
     ("created", pgettext_lazy("audit action", "submitted")),
     ("stop", pgettext_lazy("audit action", "stopped")),
+    ("release", pgettext_lazy("audit action", "kept tasks released")),
     ("retry", pgettext_lazy("audit action", "retried")),
     ("time-limit", pgettext_lazy("audit action", "time limit changed")),
     ("edited", pgettext_lazy("audit action", "description changed")),

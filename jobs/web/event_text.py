@@ -15,6 +15,7 @@ STATE_LABELS = dict(JOB_STATE_CHOICES)
 EVENT_MESSAGES = {
     JobEventKind.CREATED: msg("event.created", "Submitted."),
     JobEventKind.STOP: msg("event.stop", "Stop requested."),
+    JobEventKind.RELEASE: msg("event.release", "Release of kept tasks requested."),
     JobEventKind.RETRY: msg("event.retry", "Retry requested."),
     JobEventKind.DELETED: msg("event.deleted", "Deleted."),
     JobEventKind.EDITED: msg("event.edited", "Description or labels changed."),

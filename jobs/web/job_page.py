@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections import Counter
 from collections.abc import Callable
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, cast
 
 from django.contrib import messages
@@ -31,7 +32,14 @@ from jobs.jobfile.fields import parse_duration
 from jobs.lifecycle.reasons import render_reason_code
 from jobs.models import Attempt, Job, Task
 from jobs.plan import Plan, PlanError
-from jobs.presentation import format_plan, format_problem, serialize_warning
+from jobs.presentation import (
+    compute_task_age_s,
+    describe_task_failure,
+    format_plan,
+    format_problem,
+    list_role_titles,
+    serialize_warning,
+)
 from jobs.store.access import can_read_output, find_job
 from jobs.store.listing import find_job_row
 from jobs.web.event_text import describe_event
@@ -42,6 +50,9 @@ if TYPE_CHECKING:
 
 MAX_TIMELINE_EVENTS = 200
 MAX_TASKS = 2000
+MAX_KEPT_REASONS = 3
+# The engine reads the states of watched tasks more often; older ones are shown with their age.
+MAX_TASK_AGE_S = 3
 TABS = (
     ("overview", gettext_lazy("Overview")),
     ("logs", gettext_lazy("Logs")),
@@ -100,12 +111,23 @@ def build_live_context(request: HttpRequest, job_id: uuid.UUID) -> dict[str, Any
         else "",
         "stale": bool(find_stale_clusters([job])),
         "ends_at": compute_limit_end(job, timezone.now()),
+        "kept_reasons": [
+            describe_task_failure(task) for task in tasks if task.state == Task.State.KEPT
+        ][:MAX_KEPT_REASONS],
+        "tasks_read_at": find_old_read_time(attempt),
         "tasks": tasks[:MAX_TASKS],
+        "role_titles": list_role_titles(row),
         "task_counts": [(state, counts[state]) for state in Task.State.values if counts[state]],
         "tasks_left_out": omitted_count,
         "events": build_timeline(row),
         "form_key": uuid.uuid4().hex,
     }
+
+
+def find_old_read_time(attempt: Attempt | None) -> datetime | None:
+    """Return when the states of a live attempt's tasks were read, if that is longer ago than usual."""
+    age_s = compute_task_age_s(attempt, timezone.now()) if attempt else None
+    return attempt.tasks_read_at if attempt and (age_s or 0) > MAX_TASK_AGE_S else None
 
 
 def build_timeline(job: Job) -> list[dict[str, Any]]:
@@ -145,10 +167,17 @@ def job_page(request: HttpRequest, job_id: uuid.UUID) -> HttpResponse:
         "job_file_json": dump(spec, "json"),
         "warnings": [serialize_warning(warning) for warning in job.warnings],
         "script": context["attempt"].script if context["attempt"] else "",
-        "has_output": bool(spec.output_dir) and can_read_output(request.user, job),
+        # Who may see the job may read its own directories; only the owner those that the job file names.
+        "has_output": not spec.output_dir or can_read_output(request.user, job),
+        "has_model": bool(spec.model_dir and can_read_output(request.user, job))
+        or (not spec.model_dir and spec.imported_from != "ffdl"),
         "time_limit_text": format_time_limit(job.time_limit_s) if job.time_limit_s else "",
         "roles": [
-            {"name": role["name"], "count": role.get("taskNumber", 1)}
+            {
+                "name": role["name"],
+                "title": role.get("title", ""),
+                "count": role.get("taskNumber", 1),
+            }
             for role in job.spec["taskRoles"]
         ],
     }
@@ -167,6 +196,11 @@ def job_live(request: HttpRequest, job_id: uuid.UUID) -> HttpResponse:
 def _stop_job(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
     actions.stop_job(job=job, by=user)
     return _("The job is being stopped."), ""
+
+
+def _release_job(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
+    actions.release_job(job=job, by=user)
+    return _("The kept tasks are being released."), ""
 
 
 def _run_idempotently(
@@ -230,6 +264,7 @@ def _change_description(job: Job, user: User, request: HttpRequest) -> tuple[str
 
 ACTION_HANDLERS: dict[str, Callable[[Job, User, HttpRequest], tuple[str, str]]] = {
     "stop": _stop_job,
+    "release": _release_job,
     "retry": _retry_job,
     "clone": _clone_job,
     "delete": _delete_job,

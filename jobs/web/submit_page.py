@@ -32,11 +32,13 @@ from jobs.form_description import describe_form
 from jobs.job_templates import find_template
 from jobs.jobfile import Problem, SpecError, dump_document, to_document
 from jobs.jobfile.errors import format_path
+from jobs.jobfile.framework_images import FrameworkImage
 from jobs.jobfile.frameworks import STRATEGIES, build_roles
 from jobs.jobfile.importers import load_text
 from jobs.jobfile.parse import parse_text
 from jobs.models import Job, JobTemplate
 from jobs.presentation import format_plan, format_problem, serialize_problem, serialize_warning
+from jobs.store.framework_images import load_framework_images
 from jobs.store.uploads import find_upload
 from jobs.submission import Preview, build_site_catalog, parse_submission, preview
 from jobs.web.job_page import find_job_or_404
@@ -181,21 +183,36 @@ def list_submittable_namespaces(user: User) -> list[dict[str, Any]]:
         row.cluster_id: Capacity.from_json(row.data)
         for row in CapacitySnapshot.objects.filter(cluster__in={row.cluster_id for row in rows})
     }
-    return [_build_namespace_options(row, snapshots.get(row.cluster_id)) for row in rows]
+    images = {
+        cluster.pk: load_framework_images(cluster)
+        for cluster in {row.cluster_id: row.cluster for row in rows}.values()
+    }
+    return [
+        _build_namespace_options(row, snapshots.get(row.cluster_id), images[row.cluster_id])
+        for row in rows
+    ]
 
 
-def _build_namespace_options(namespace: Namespace, capacity: Capacity | None) -> dict[str, Any]:
+def _build_namespace_options(
+    namespace: Namespace, capacity: Capacity | None, framework_images: Iterable[FrameworkImage]
+) -> dict[str, Any]:
     gpu_types: set[str] = set()
     if capacity is not None:
         for partition in namespace.partitions:
             gpu_types |= {
                 gpu.type for node in capacity.nodes_in_partition(partition) for gpu in node.gpus
             }
+    versions: dict[str, list[str]] = {}
+    for row in framework_images:
+        versions.setdefault(row.framework, []).append(row.version)
     return {
         "name": namespace.name,
         "description": namespace.description,
         "defaultImage": namespace.default_image,
-        "images": sorted(namespace.cluster.image_aliases),
+        "images": sorted(
+            {*namespace.cluster.image_aliases, *(row.image for row in framework_images)}
+        ),
+        "versions": versions,
         "maxTime": namespace.max_time_s,
         "defaultTime": namespace.default_time_s,
         "gpuTypes": sorted(gpu_type for gpu_type in gpu_types if gpu_type),
@@ -271,7 +288,6 @@ def build_default_document(request: HttpRequest, user: User) -> dict[str, Any]:
         ),
         "namespace": namespace.name if namespace else "default",
         "image": "" if namespace and namespace.default_image else FALLBACK_IMAGE,
-        "timeLimit": "10m",
         "retryCount": 0,
         "taskRoles": [role],
     }
@@ -354,10 +370,11 @@ def check_job_file(user: User, body: Mapping[str, Any]) -> dict[str, Any]:
                 {"path": "code", "message": translate(error.user_message), "code": error.code}
             ]
         }
+    shown = {(row["path"], row["message"]) for row in result["warnings"]}
     result["warnings"] += [
-        serialize_warning(warning)
+        row
         for warning in submission.warnings
-        if warning.path in ("namespace", "prerequisites")
+        if ((row := serialize_warning(warning))["path"], row["message"]) not in shown
     ]
     job_preview = preview(by=user, submission=submission)
     result["problems"] = _build_problem_rows(job_preview.problems, lines)
@@ -439,6 +456,8 @@ def _serialize_preview(job_preview: Preview) -> dict[str, Any] | None:
         "obstacles": [translate(note.message) for note in job_preview.obstacles],
         "expectedStart": start.isoformat() if start else None,
         "machineHours": plan.totals.machine_hours,
+        "gpuHours": plan.totals.gpu_hours,
+        "nodeHours": plan.totals.node_hours,
         "timeLimit": plan.time_limit_s,
         "totals": {
             "tasks": plan.totals.tasks,

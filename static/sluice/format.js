@@ -45,6 +45,24 @@ export function memory(mib) {
   return `${gib < 100 ? gib.toFixed(1).replace(/\.0$/, "") : gib.toFixed(0)} GB`;
 }
 
+/** Format GPU hours and machine hours with at most two decimals: 0.5, 12, 1.25. */
+export function hours(value) { return String(Number(value.toFixed(2))); }
+
+const MIB_PER_UNIT = { "": 1, m: 1, mb: 1, mib: 1, g: 1024, gb: 1024, gib: 1024, t: 1024 ** 2, tb: 1024 ** 2, tib: 1024 ** 2 };
+
+/** Parse an amount such as 4 GB or 512MiB to MiB; without a unit it is in MiB. Returns null if it is not valid. */
+export function parseMemory(text) {
+  const found = /^\s*(\d{1,15}(?:\.\d{1,15})?)\s*([a-z]*)\s*$/i.exec(text);
+  const unit = MIB_PER_UNIT[found?.[2].toLowerCase()];
+  return unit === undefined ? null : Math.round(Number(found[1]) * unit);
+}
+
+/** Format MiB as `parseMemory` accepts them, without rounding: 4096 → 4 GB, 4000 → 4000 MB. Text is returned unchanged. */
+export function memoryInput(value) {
+  if (typeof value !== "number") return value ?? "";
+  return value >= 1024 && value % 1024 === 0 ? `${value / 1024} GB` : `${value} MB`;
+}
+
 export function filesize(bytes) {
   let amount = bytes;
   for (const unit of ["B", "kB", "MB", "GB"]) {

@@ -1,7 +1,7 @@
 // The job file as a document: read and write values by path (taskRoles[1].portList[0].beginAt), convert them to and
 // from the text of form controls, store a draft in the browser's local storage. No DOM access.
 
-import { durationInput } from "./format.js";
+import { durationInput, memoryInput, parseMemory } from "./format.js";
 
 export function parsePath(path) {
   return path.match(/[^.[\]"]+/g)?.map((part) => (/^\d+$/.test(part) ? Number(part) : part)) ?? [];
@@ -43,10 +43,11 @@ export function listRoles(document) { return Array.isArray(document.taskRoles) ?
 export function parseValue(kind, text, { required = false, defaultValue } = {}) {
   const trimmed = text.trim();
   if (kind === "nullint" && trimmed === "") return null;
-  if (kind === "int" && trimmed === "") return "";
+  if ((kind === "int" || kind === "memory") && trimmed === "") return "";
   if (trimmed === "") return required ? text : undefined;
   if (kind === "select") return text === defaultValue ? undefined : text;
   if (kind === "int" || kind === "nullint") return /^-?\d+$/.test(trimmed) ? Number(trimmed) : text;
+  if (kind === "memory") return parseMemory(trimmed) ?? text;
   if (kind === "float") return Number.isFinite(Number(trimmed)) ? Number(trimmed) : text;
   if (kind === "list") return text.split(/[,;]/).map((part) => part.trim()).filter(Boolean);
   return text;
@@ -55,6 +56,7 @@ export function parseValue(kind, text, { required = false, defaultValue } = {}) 
 /** Convert a document value to the text of a control. */
 export function formatValue(kind, value) {
   if (kind === "duration") return durationInput(value);
+  if (kind === "memory") return memoryInput(value);
   if (kind === "list" && Array.isArray(value)) return value.join(", ");
   return typeof value === "object" && value !== null ? JSON.stringify(value) : String(value ?? "");
 }

@@ -4,6 +4,7 @@
 
 import { durationInput } from "./format.js";
 import { clearErrors, showError } from "./form-errors.js";
+import { FrameworkChoice } from "./framework-choice.js";
 import { gettext, interpolate, ngettext } from "./i18n.js";
 import { formatValue, parseValue, readValue, listRoles, uniqueRoleName, writeValue } from "./job-document.js";
 
@@ -23,6 +24,7 @@ export class JobForm {
   /** `holder.document` is the job document; `changed()` is called after every change of it. */
   constructor(root, holder, page, changed) {
     Object.assign(this, { root, holder, page, changed });
+    this.framework = new FrameworkChoice(this);
     this.touched = new WeakSet(); // controls that had the focus; problems are shown only at these
     this.problems = [];
     this.showAll = false; // true: problems are shown at all controls
@@ -43,7 +45,7 @@ export class JobForm {
 
   show() {
     const list = listRoles(this.document);
-    if (list.length > 1 || (list[0]?.taskNumber ?? 1) > 1 || this.document.framework) this.distributed = true;
+    if (list.length > 1 || (list[0]?.taskNumber ?? 1) > 1 || (this.document.framework && !this.framework.fitsSingleTask(this.framework.preset))) this.distributed = true;
     this.showNamespace();
     const place = this.root.querySelector("[data-roles]");
     place.replaceChildren(...list.map((role, index) => this.createRoleSection(index)));
@@ -51,7 +53,7 @@ export class JobForm {
     for (const map of this.root.querySelectorAll("[data-map]")) if (!map.closest("[data-role]")) this.showMap(map);
     for (const control of this.root.querySelectorAll("[data-path]")) this.fill(control);
     this.showKind();
-    this.showPreset();
+    this.framework.show();
     this.showCode();
     this.showHiddenHint();
     this.showProblems();
@@ -143,6 +145,9 @@ export class JobForm {
     this.setHint("namespace", namespace?.description);
     this.root.querySelector("#images").replaceChildren(...(namespace?.images ?? []).map((image) => new Option(image, image)));
     this.setHint("image", namespace?.defaultImage && interpolate(gettext("Empty: %(image)s, the namespace's default."), { image: namespace.defaultImage }));
+    const typeControl = this.root.querySelector("#f-gpuType");
+    typeControl.replaceChildren(new Option(gettext("Any"), ""), ...(namespace?.gpuTypes ?? []).map((type) => new Option(type, type)));
+    this.fill(typeControl);
     const limits = [];
     if (namespace?.defaultTime) limits.push(interpolate(gettext("Empty: %(time)s."), { time: durationInput(namespace.defaultTime) }));
     if (namespace?.maxTime) limits.push(interpolate(gettext("At most %(time)s."), { time: durationInput(namespace.maxTime) }));
@@ -165,7 +170,7 @@ export class JobForm {
 
   showRoleTitle(section) {
     const role = readValue(this.document, section.dataset.prefix) ?? {};
-    section.querySelector("[data-role-title]").textContent = interpolate(ngettext("%(name)s, %(count)s task", "%(name)s, %(count)s tasks", role.taskNumber || 1), { name: role.name || "–", count: role.taskNumber || 1 });
+    section.querySelector("[data-role-title]").textContent = interpolate(ngettext("%(name)s, %(count)s task", "%(name)s, %(count)s tasks", role.taskNumber || 1), { name: role.title || role.name || "–", count: role.taskNumber || 1 });
     section.querySelector("[data-remove-role]").disabled = listRoles(this.document).length < 2;
     this.showArguments(section);
   }
@@ -185,22 +190,14 @@ export class JobForm {
       button.setAttribute("aria-pressed", String(on));
     }
     for (const element of this.root.querySelectorAll("[data-distributed]")) element.hidden = !this.distributed;
+    this.showRoleGpuTypes();
   }
 
-  get preset() {
-    const { framework } = this.document;
-    if (!framework) return null;
-    const name = (framework.name ?? framework).toString().toLowerCase();
-    return this.page.presets.find((preset) => preset.framework === name && (!framework.strategy || preset.strategy === framework.strategy)) ?? null;
-  }
-
-  showPreset() {
-    const preset = this.preset;
-    this.root.querySelector("[data-preset]").value = preset ? `${preset.framework}/${preset.strategy}` : "";
-    this.root.querySelector("[data-fill-roles]").disabled = !preset;
-    this.root.querySelector("[data-preset-hint]").textContent = preset
-      ? interpolate(gettext("Sets %(variables)s in every task. Roles: %(roles)s."), { variables: preset.variables.join(", "), roles: preset.roles.map((role) => role.name).join(", ") })
-      : "";
+  /** A job with one role has one GPU type, in the basics; the role's own is shown only if the job file has it. */
+  showRoleGpuTypes() {
+    for (const control of this.root.querySelectorAll("[data-role] [data-path=gpuType]")) {
+      control.closest("[class^=field-]").hidden = !this.distributed && !readValue(this.document, this.pathOf(control));
+    }
   }
 
   showCode() {
@@ -219,8 +216,8 @@ export class JobForm {
     writeValue(this.document, this.pathOf(control), this.parseControl(control));
     this.fitHeight(control);
     const section = control.closest("[data-role]");
-    if (control.dataset.path === "namespace") {
-      this.showNamespace();
+    if (control.dataset.path === "namespace") { this.showNamespace(); this.framework.showVersions(); }
+    if (control.dataset.path === "namespace" || control.id === "f-gpuType") {
       for (const role of this.root.querySelectorAll("[data-role]")) this.showSizes(role);
     }
     if (section) {
@@ -250,7 +247,8 @@ export class JobForm {
   onChange(event) {
     const control = event.target;
     if (control.matches("[data-size]")) this.applySize(control);
-    else if (control.matches("[data-preset]")) this.applyPreset(control.value);
+    else if (control.matches("[data-preset]")) this.framework.apply(control.value);
+    else if (control.matches("[data-version]")) this.framework.applyVersion(control.value);
     else if (control.matches("[data-code-source]")) this.applyCodeSource(control.value);
   }
 
@@ -261,40 +259,18 @@ export class JobForm {
     const role = readValue(this.document, section.dataset.prefix);
     Object.assign(role, { cpuNumber: size.cpuNumber, memoryMB: size.memoryMB, gpuNumber: size.gpuNumber });
     if (size.shmMB !== null) role.shmMB = size.shmMB;
-    if (size.gpuType) role.gpuType = size.gpuType;
-    else delete role.gpuType;
+    delete role.gpuType;
+    if (this.distributed && size.gpuType) role.gpuType = size.gpuType;
+    else if (!this.distributed) this.document.gpuType = size.gpuType;
     for (const field of section.querySelectorAll("[data-path]")) this.fill(field);
+    this.fill(this.root.querySelector("#f-gpuType"));
+    this.showRoleGpuTypes();
     this.changed();
   }
 
-  applyPreset(value) {
-    const [name, strategy] = value.split("/");
-    if (name) this.document.framework = { name, strategy };
-    else delete this.document.framework;
-    this.showPreset();
-    this.changed();
-    if (name && this.lacksRoles()) this.applyPresetRoles();
-  }
-
-  lacksRoles() {
-    const names = listRoles(this.document).map((role) => role.name);
-    return this.preset.roles.some((role) => !names.includes(role.name));
-  }
-
-  /** Replace the roles by those of the preset. A role with the same name is kept; a new one is a copy of the first. */
-  applyPresetRoles() {
-    const old = listRoles(this.document);
-    const first = old[0] ?? {};
-    this.document.taskRoles = this.preset.roles.map((presetRole) => {
-      const sameName = old.find((role) => role.name === presetRole.name);
-      if (sameName) return sameName;
-      const role = structuredClone({ ...first, name: presetRole.name, taskNumber: presetRole.taskNumber, minSucceededTaskCount: presetRole.minSucceededTaskCount });
-      delete role.isMain;
-      if (presetRole.serves) { role.gpuNumber = 0; delete role.gpuType; }
-      return role;
-    });
-    this.removedRoles = null;
-    this.show();
+  keepOpen(section) {
+    writeValue(this.document, `${section.dataset.prefix}.command`, "sleep infinity");
+    this.fill(section.querySelector("[data-path=command]"));
     this.changed();
   }
 
@@ -312,10 +288,11 @@ export class JobForm {
     if (!button) return;
     const { dataset } = button;
     if ("jobKind" in dataset) this.setDistributed(dataset.jobKind === "distributed");
+    else if ("keepOpen" in dataset) this.keepOpen(button.closest("[data-role]"));
     else if ("addRole" in dataset) this.addRole();
     else if ("copyRole" in dataset) this.copyRole(button.closest("[data-role]"));
     else if ("removeRole" in dataset) this.removeRole(button.closest("[data-role]"));
-    else if ("fillRoles" in dataset) this.applyPresetRoles();
+    else if ("fillRoles" in dataset) this.framework.applyRoles();
     else if ("addRow" in dataset) this.addRow(button);
     else if ("removeRow" in dataset) this.removeRow(button);
     else if ("addPair" in dataset) this.addPair(button);
@@ -334,7 +311,7 @@ export class JobForm {
       const [first, ...others] = listRoles(this.document);
       this.removedRoles = { roles: others, taskNumber: first?.taskNumber ?? 1, framework: this.document.framework };
       if (first) { first.taskNumber = 1; this.document.taskRoles = [first]; }
-      delete this.document.framework;
+      if (!this.framework.fitsSingleTask(this.framework.preset)) delete this.document.framework;
     }
     this.show();
     this.changed();
@@ -343,7 +320,7 @@ export class JobForm {
   addRole() {
     const list = listRoles(this.document);
     const role = structuredClone({ ...list.at(-1), name: uniqueRoleName(this.document, "worker"), taskNumber: 1, portList: [] });
-    for (const name of ["isMain", "env", "parameters"]) delete role[name];
+    for (const name of ["isMain", "title", "env", "parameters"]) delete role[name];
     this.document.taskRoles = [...list, role];
     this.showAndFocusRole(list.length);
   }
@@ -438,6 +415,7 @@ export class JobForm {
       const role = [...this.root.querySelectorAll("[data-role]")].find((section) => section.dataset.prefix === wanted);
       if (role) return role.querySelector("[data-path=cpuNumber]");
     }
+    if (path === "framework.version") return this.root.querySelector("[data-version]");
     return path.startsWith("framework") ? this.root.querySelector("[data-preset]") : null;
   }
 

@@ -9,6 +9,7 @@ const jobId = page.dataset.jobPage;
 // Interval of requests while the job has not ended. Each request also marks the job as watched, so that the engine reads
 // the states of its tasks.
 const REFRESH_INTERVAL_MS = 5000;
+const FIRST_REFRESH_MS = 2500;
 const MAX_OPEN_LOGS = 6;
 const MAX_LOG_NAMES = 2000;
 
@@ -19,6 +20,8 @@ let hasScript = Boolean(document.getElementById("script-text"));
 
 const refresh = createFragmentRefresher(page.dataset.liveUrl, { everyMs: 400, onChange() { filterTasks(); fetchScript(); } });
 followEvents({ onEvents(events) { if (events.some((event) => event.job === jobId)) refresh(); }, onReset: refresh });
+// The first request marks the job as watched; soon after it the engine has read the states of its tasks.
+setTimeout(() => { if (isLive()) refresh(); }, FIRST_REFRESH_MS);
 setInterval(() => { if (isLive() && !document.hidden) refresh(); }, REFRESH_INTERVAL_MS);
 
 /** Fetch the batch script once, when the first attempt exists. */
@@ -70,11 +73,12 @@ const picker = document.querySelector("[data-log-picker]");
 
 function fillPicker() {
   const names = [];
-  for (const role of roles) for (let index = 0; index < role.count && names.length < MAX_LOG_NAMES; index += 1) names.push(`${role.name}-${index}`);
-  names.push("batch");
-  document.getElementById("log-names").replaceChildren(...names.map((name) => {
+  for (const role of roles) for (let index = 0; index < role.count && names.length < MAX_LOG_NAMES; index += 1) names.push([`${role.name}-${index}`, role.title]);
+  names.push(["batch", ""]);
+  document.getElementById("log-names").replaceChildren(...names.map(([name, title]) => {
     const option = document.createElement("option");
     option.value = name;
+    option.label = title ? `${name} ${title}` : name;
     return option;
   }));
 }
@@ -84,7 +88,8 @@ function openLog(role, index) {
   if (opened) { opened.scrollIntoView({ block: "nearest" }); return; }
   if (board.children.length >= MAX_OPEN_LOGS) board.firstElementChild.remove();
   const view = document.createElement("log-view");
-  Object.assign(view.dataset, { job: jobId, role, index: String(index), attempt: board.dataset.attempt, closable: "" });
+  const title = roles.find(({ name }) => name === role)?.title ?? "";
+  Object.assign(view.dataset, { job: jobId, role, title, index: String(index), attempt: board.dataset.attempt, closable: "" });
   board.append(view);
 }
 

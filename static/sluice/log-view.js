@@ -64,7 +64,7 @@ class LogView extends HTMLElement {
     download.textContent = gettext("Download");
     const full = button(gettext("Full screen"), () => (document.fullscreenElement ? document.exitFullscreen() : this.requestFullscreen()));
     const title = element("strong", "log-title");
-    title.textContent = this.name;
+    title.textContent = this.dataset.title ? `${this.name} ${this.dataset.title}` : this.name;
     bar.append(title, this.status, this.find, this.earlier, this.toEnd, this.wrap, download, full);
     if (this.hasAttribute("data-closable")) bar.append(button(gettext("Close"), () => this.remove()));
     this.screen = element("div", "log-screen", { tabindex: "0", role: "region", "aria-label": interpolate(gettext("Log of %(name)s"), { name: this.name }) });

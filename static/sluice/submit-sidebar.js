@@ -1,6 +1,6 @@
 // The sidebar of the submit page: status, problems, plan, warnings and batch script of the last check.
 
-import { dateTime, duration, memory } from "./format.js";
+import { dateTime, duration, hours, memory } from "./format.js";
 import { gettext, interpolate, ngettext } from "./i18n.js";
 
 export function fillList(place, lines) {
@@ -15,8 +15,11 @@ export function formatStart(preview) {
 }
 
 export function formatCost(preview) {
-  if (preview.machineHours === null) return "–";
-  return interpolate(gettext("%(hours)s machine hours"), { hours: Number(preview.machineHours.toFixed(2)) });
+  const parts = [];
+  if (preview.machineHours !== null) parts.push(interpolate(gettext("%(hours)s machine hours"), { hours: hours(preview.machineHours) }));
+  else if (preview.nodeHours !== null) parts.push(interpolate(gettext("%(hours)s node hours, no price"), { hours: hours(preview.nodeHours) }));
+  if (preview.gpuHours) parts.push(interpolate(gettext("%(hours)s GPU hours"), { hours: hours(preview.gpuHours) }));
+  return parts.join(" · ") || "–";
 }
 
 function formatTotals(totals) {

@@ -1,7 +1,7 @@
 // Shows times in the reader's time zone and language, and durations that change.
 // <time data-local> is localized once; elements with [data-since] or [data-until] are updated every second.
 
-import { compactDuration, duration } from "./format.js";
+import { compactDuration, duration, hours } from "./format.js";
 
 const language = document.documentElement.lang || undefined;
 const precise = new Intl.DateTimeFormat(language, { dateStyle: "medium", timeStyle: "medium" });
@@ -18,13 +18,19 @@ export function localizeTimes() {
   }
 }
 
+/** With data-per-hour, the amount of that many per hour, such as GPU hours; with data-clock, in the short format. */
+function formatElapsed({ perHour, clock }, seconds) {
+  if (perHour !== undefined) return hours((Math.max(0, seconds) / 3600) * Number(perHour));
+  return clock === undefined ? duration(seconds) : compactDuration(seconds);
+}
+
 function updateDurations() {
   if (document.hidden) return;
   const now = Date.now();
   for (const place of document.querySelectorAll("[data-since], [data-until]")) {
     const { since, until } = place.dataset;
     const seconds = (since ? now - new Date(since) : new Date(until) - now) / 1000;
-    const text = "clock" in place.dataset ? compactDuration(seconds) : duration(seconds);
+    const text = formatElapsed(place.dataset, seconds);
     if (place.textContent !== text) place.textContent = text;
   }
 }

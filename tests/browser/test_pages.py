@@ -179,6 +179,8 @@ def test_no_untranslated_string(
         "cpu",
         "gpu",
         "looked",
+        # values in explanations of fields, and a command
+        *("pack", "separate", "auto", "isdebug", "true", "sleep", "infinity"),
         # keyboard keys
         "enter",
         "esc",

@@ -266,6 +266,115 @@ def test_problems_are_shown_at_their_fields(open_page: OpenPage) -> None:
     expect(page.locator("[aria-invalid]")).to_have_count(0)
 
 
+def visible_tips(page: Page) -> Locator:
+    return page.locator(".field-tip-text:visible")
+
+
+def test_every_field_has_a_tip_for_keyboard_mouse_and_touch(open_page: OpenPage) -> None:
+    page = open_page("alice")
+    open_submit(page)
+    expect(visible_tips(page)).to_have_count(0)
+    # By keyboard: the button follows the label, Escape hides the text.
+    page.locator("#f-gpuType").focus()
+    page.keyboard.press("Shift+Tab")
+    expect(visible_tips(page)).to_contain_text("GPU type of every role")
+    page.keyboard.press("Escape")
+    expect(visible_tips(page)).to_have_count(0)
+    # By mouse: the text stays while the pointer is on it.
+    role(page, 0).get_by_role("button", name="About Memory").hover()
+    expect(visible_tips(page)).to_contain_text("512 MB, 4 GB")
+    visible_tips(page).hover()
+    expect(visible_tips(page)).to_have_count(1)
+    page.locator("h1").hover()
+    expect(visible_tips(page)).to_have_count(0)
+    # The rows of a list are explained with the list.
+    role(page, 0).get_by_role("button", name="About Arguments").click()
+    expect(visible_tips(page)).to_contain_text("Name of the argument")
+    # Every visible label has a button.
+    labels = page.locator("#job-form label.form-label:visible, #job-form legend:visible")
+    buttons = page.locator("#job-form [data-tip]:visible")
+    assert buttons.count() == labels.count()
+
+
+def test_tip_stays_inside_a_narrow_window(open_page: OpenPage) -> None:
+    page = open_page("alice", width=390, language="zh-hans")
+    open_submit(page)
+    for button in page.locator("#job-form [data-tip]:visible").all():
+        button.focus()
+        box = visible_tips(page).bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 390
+    assert not has_horizontal_scroll(page)
+
+
+def test_memory_gpu_type_version_and_open_job_in_the_form(open_page: OpenPage) -> None:
+    page = open_page("alice")
+    open_submit(page)
+    page.fill("#f-jobName", "choices")
+    page.fill("#f-image", "busybox")
+    main = role(page, 0)
+    main.locator("[data-path=memoryMB]").fill("much")
+    expect(page.locator("[data-problems]")).to_contain_text("such as 4 GB")
+    main.locator("[data-path=memoryMB]").fill("1.5 GB")
+    main.locator("[data-path=shmMB]").fill("256 MB")
+    main.locator("[data-path=gpuNumber]").fill("2")
+    page.select_option("#f-gpuType", "a100")
+    # One task has one GPU type: that of the job.
+    expect(main.locator("[data-path=gpuType]")).to_be_hidden()
+    main.get_by_role("button", name="Keep it open").click()
+    expect(main.locator("[data-path=command]")).to_have_value("sleep infinity")
+    wait_until_checked(page)
+    expect(page.locator("[data-plan] [data-lines]")).to_contain_text("1.5 GB, 2 × a100")
+    expect(page.locator("[data-plan] [data-cost]")).to_contain_text("GPU hours")
+    # A strategy with one role can be chosen for one task, and its version if the cluster has one.
+    page.select_option("[data-preset]", "paddle/collective")
+    expect(page.locator("[data-version]")).to_be_disabled()
+    expect(page.locator("[data-version-hint]")).to_contain_text("no image that states a version")
+    page.click("[data-view=yaml]")
+    text = editor_text(page)
+    assert "memoryMB: 1536" in text
+    assert "shmMB: 256" in text
+    assert "gpuType: a100" in text
+    page.click("[data-view=form]")
+    expect(main.locator("[data-path=memoryMB]")).to_have_value("1536 MB")
+    # The type of a size becomes that of the job.
+    main.locator("[data-size]").select_option("cpu-small")
+    expect(page.locator("#f-gpuType")).to_have_value("")
+    expect(main.locator("[data-path=memoryMB]")).to_have_value("4 GB")
+
+
+def test_framework_version_selects_the_image(
+    open_page: OpenPage, sluice_server: RunningSluice
+) -> None:
+    sluice_server.manage(
+        "shell",
+        "-c",
+        "from clusters.models import Cluster; c = Cluster.objects.get(); "
+        "c.image_aliases['pytorch:2.3'] = 'busybox.sif'; c.save()",
+    )
+    page = open_page("alice")
+    open_submit(page)
+    page.fill("#f-jobName", "versioned")
+    page.fill("#f-image", "python")
+    role(page, 0).locator("[data-path=command]").fill("echo rank $RANK")
+    page.select_option("[data-preset]", "pytorch/ddp")
+    page.select_option("[data-version]", "2.3")
+    expect(page.locator("#f-image")).to_have_value("")
+    wait_until_checked(page)
+    # An image of another version contradicts the choice; the problem is shown at the image.
+    page.fill("#f-image", "pytorch:2.4")
+    expect(page.locator("[data-problems]")).to_contain_text("framework.version is 2.3")
+    page.fill("#f-image", "")
+    wait_until_checked(page)
+    job_id = submit(page)
+    expect(page.locator("#job-state")).to_have_attribute(
+        "data-state", "COMPLETED", timeout=END_TIMEOUT_MS
+    )
+    spec = sluice_server.api("GET", f"jobs/{job_id}/spec").json()
+    assert (spec["image"], spec["framework"]["version"]) == ("pytorch:2.3", "2.3")
+
+
 def test_editor_completes_fields_and_marks_lines(open_page: OpenPage) -> None:
     page = open_page("alice")
     open_submit(page)
@@ -382,7 +491,7 @@ def test_code_is_uploaded_and_runs(open_page: OpenPage, tmp_path: Path) -> None:
     page = open_page("alice")
     open_submit(page)
     page.fill("#f-jobName", "with-code")
-    role(page, 0).locator("[data-path=command]").fill('sh "$MODEL_DIR/run.sh"')
+    role(page, 0).locator("[data-path=command]").fill('sh "$PAI_CODE_DIR/run.sh"')
     page.select_option("[data-code-source]", "upload")
     page.set_input_files("[data-upload]", archive)
     expect(page.locator("[data-upload-status]")).to_contain_text("uploaded")

@@ -82,7 +82,7 @@ def test_job_lifecycle_from_submission_to_accounting(slurm, transport, root):
 
 def test_capacity_config_and_version_are_read(slurm):
     capacity = slurm.read_capacity()
-    assert sum(node.gpu_total("a100") for node in capacity.nodes_in_partition("gpu")) == 8
+    assert sum(node.gpu_total("a100") for node in capacity.nodes_in_partition("gpu")) == 16
     assert slurm.read_config().accounting
     assert any(controller.up for controller in slurm.ping())
     assert slurm.read_version() >= (22, 5, 0)

@@ -36,7 +36,12 @@ def submit(cluster: EmbeddedCluster, batch_harness: BatchHarness) -> Submit:
     """Submits a job of a framework with its image and one of the programs as its code."""
 
     def submit_job(
-        image: str, framework: str, program: str, *roles: dict[str, Any], **fields: Any
+        image: str,
+        framework: str,
+        program: str,
+        *roles: dict[str, Any],
+        own_addresses: bool = False,
+        **fields: Any,
     ) -> SubmittedAttempt:
         link_image(ensure_framework_image(image), cluster.images / f"{image}.sif")
         name, _, strategy = framework.partition("/")
@@ -47,7 +52,9 @@ def submit(cluster: EmbeddedCluster, batch_harness: BatchHarness) -> Submit:
             **fields,
         }
         files = {program: (PROGRAMS / program).read_text()}
-        return batch_harness.submit(job, files, mpi=cluster.env["SLUICE_EMBEDDED_MPI"])
+        return batch_harness.submit(
+            job, files, mpi=cluster.env["SLUICE_EMBEDDED_MPI"], own_addresses=own_addresses
+        )
 
     return submit_job
 
@@ -154,7 +161,9 @@ def test_horovodrun(submit: Submit) -> None:
     assert len({weights for *_, weights in results}) == 1
 
 
-def test_mpirun_in_the_container(submit: Submit) -> None:
+@pytest.mark.proves("framework.strategy")
+@pytest.mark.parametrize("own_addresses", [False, True], ids=["one host", "over SSH"])
+def test_mpirun_in_the_container(submit: Submit, own_addresses: bool) -> None:
     command = (
         'mpirun -np "$MPI_WORLD_SIZE" -H "$MPI_HOST_LIST" --oversubscribe python3 mpi_training.py'
     )
@@ -163,7 +172,9 @@ def test_mpirun_in_the_container(submit: Submit) -> None:
         "mpi/hostfile",
         "mpi_training.py",
         role("chief", command, minSucceededTaskCount=1),
-        role("worker", "sleep 600", 2),
+        role("worker", "sleep 600", 2, placement="separate"),
+        own_addresses=own_addresses,  # with one address, MPI_HOST_LIST is one entry with three slots
+        placement="separate",
     )
     ranks = check_equal_weights(job, size=3)
     assert set(ranks.values()) == {"chief-0"}

@@ -15,6 +15,14 @@ for (const [name, cases] of Object.entries(CASES)) {
   });
 }
 
+test("memoryInput writes MiB as parseMemory reads them, without rounding", () => {
+  for (const mib of [64, 500, 1024, 1536, 4000, 4096, 262144]) assert.equal(format.parseMemory(format.memoryInput(mib)), mib);
+  assert.equal(format.memoryInput(4096), "4 GB");
+  assert.equal(format.memoryInput(4000), "4000 MB");
+  assert.equal(format.memoryInput("much"), "much");
+  assert.equal(format.memoryInput(undefined), "");
+});
+
 test("negative durations are zero", () => {
   assert.equal(format.duration(-5), "0 s");
   assert.equal(format.compactDuration(-5), "0:00");

@@ -38,6 +38,11 @@ test("numbers are parsed, other text stays unchanged for the check", () => {
   assert.equal(parseValue("nullint", ""), null);
   assert.equal(parseValue("float", "1.5"), 1.5);
   assert.equal(parseValue("float", "x"), "x");
+  assert.equal(parseValue("memory", "4 GB"), 4096);
+  assert.equal(parseValue("memory", "500"), 500);
+  assert.equal(parseValue("memory", "0"), 0);
+  assert.equal(parseValue("memory", "much"), "much");
+  assert.equal(parseValue("memory", ""), "");
 });
 
 test("empty optional values and default choices are left out", () => {
@@ -53,6 +58,7 @@ test("values are formatted for their control", () => {
   assert.equal(formatValue("list", ["a", "b"]), "a, b");
   assert.equal(formatValue("text", null), "");
   assert.equal(formatValue("int", 0), "0");
+  assert.equal(formatValue("memory", 2048), "2 GB");
   assert.equal(formatValue("text", { x: 1 }), '{"x":1}');
 });
 

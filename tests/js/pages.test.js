@@ -26,8 +26,10 @@ test("start and cost of a plan as text", () => {
   assert.equal(formatStart({ startsNow: true }), "now");
   assert.equal(formatStart({ startsNow: false, expectedStart: null }), "when resources are free");
   assert.match(formatStart({ startsNow: false, expectedStart: "2030-01-31T18:00:00Z" }), /^by /);
-  assert.equal(formatCost({ machineHours: 1.23456 }), "1.23 machine hours");
-  assert.equal(formatCost({ machineHours: null }), "–");
+  assert.equal(formatCost({ machineHours: 1.23456, gpuHours: 0, nodeHours: 1 }), "1.23 machine hours");
+  assert.equal(formatCost({ machineHours: 8, gpuHours: 2, nodeHours: 1 }), "8 machine hours · 2 GPU hours");
+  assert.equal(formatCost({ machineHours: null, gpuHours: 2, nodeHours: 1 }), "1 node hours, no price · 2 GPU hours");
+  assert.equal(formatCost({ machineHours: null, gpuHours: null, nodeHours: null }), "–");
 });
 
 test("a submission has secrets, code and origin only if there are any", () => {

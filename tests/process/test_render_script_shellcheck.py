@@ -17,7 +17,7 @@ def test_rendered_scripts_pass_shellcheck(tmp_path: Path) -> None:
         "jobEnvs": {"A": "$(id) `id` \"'", "B": "\n#SBATCH --x"},
         "dataDir": "/d $(x) `y`",
         "image": "a/$b`c`",
-        "authFile": "~/auth $x",
+        "authFile": "~/auth $(x) `y`",
         "jobssh": True,
         "taskRoles": [{**PS, "name": "-p.s~"}, {**WORKER, "name": "a.b"}],
     }

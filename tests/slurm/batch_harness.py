@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from clusters.capacity import Capacity, GpuCount, NamespaceRules, Node, Partition
+from devtools.embedded_cluster import layout
 from jobs.jobfile import JobSpec
 from jobs.plan import Plan, plan
 from jobs.script.paths import AttemptPaths
@@ -35,14 +36,14 @@ RULES = NamespaceRules("lab", ("cpu", "gpu", "v100"), account="lab")
 _OWN_ADDRESS = ("\n  find_address\n", "\n  find_address; ip=127.0.1.${node#n}\n")
 
 
-def _node(name: str, gpu_type: str = "", gpus: int = 0) -> Node:
-    counts = (GpuCount(gpu_type, gpus, 0),) if gpus else ()
-    return Node(name, "idle", True, 8, 0, 16000, 0, gpus=counts)
+def _describe_node(node: layout.Node) -> Node:
+    counts = (GpuCount(node.gpu_type, node.gpus, 0),) if node.gpus else ()
+    return Node(node.name, "idle", True, node.cpus, 0, node.mem_mib, 0, gpus=counts)
 
 
 CAPACITY = Capacity(
     datetime(2026, 1, 1, tzinfo=UTC),
-    (_node("n1", "a100", 4), _node("n2", "a100", 4), _node("n3", "v100", 2), _node("n4")),
+    tuple(_describe_node(node) for node in layout.NODES),
     tuple(
         Partition(name, True, False, nodes, 7 * 86400, None)
         for name, nodes in (("gpu", ("n1", "n2")), ("v100", ("n3",)), ("cpu", ("n3", "n4")))
@@ -146,10 +147,9 @@ class BatchHarness:
         paths = AttemptPaths(self.root, str(uuid.uuid4()), 1)
         if attempt_of is not None:
             paths = replace(attempt_of.paths, attempt=attempt_of.paths.attempt + 1)
-        code = Path(paths.dir) / "code"
         document = {"jobName": "t", "image": "busybox", "timeLimit": "10m", **job}
-        if files:
-            document["codeDir"] = str(code)
+        if files:  # the engine unpacks uploaded code into the same directory
+            document["code"] = {"selector": "codeFile"}
         spec = JobSpec.model_validate(document)
         created = plan(spec, RULES, CAPACITY)
         images = self.cluster.images

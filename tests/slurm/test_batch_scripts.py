@@ -9,6 +9,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import textwrap
 import time
 import uuid
@@ -386,6 +387,45 @@ def test_occupied_fixed_port_is_reported(batch_harness: BatchHarness) -> None:
     assert f"port {port} is already in use" in job.log_text("w")
 
 
+def test_batch_log_shows_directories_and_commands(batch_harness: BatchHarness) -> None:
+    """Names of files only where others may read them; the tasks' logs have only the program's output."""
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as base:
+        data, private = Path(base, "data"), Path(base, "private")
+        for directory in (Path(base), data, private):
+            directory.mkdir(exist_ok=True)
+            directory.chmod(0o755)
+        for name in ("train.txt", "escape\x1b[31m", *(f"z{n:02}" for n in range(20))):
+            (data / name).touch()
+        (private / "diary.txt").touch()
+        shutil.chown(private, USER)
+        private.chmod(0o700)
+        job = batch_harness.submit(
+            {
+                "dataDir": str(data),
+                "outputDir": str(private),
+                "jobEnvs": {"PASSWORD": "hunter2"},
+                "taskRoles": [
+                    role("ps", "printf 'a\\0b'"),
+                    role("worker", "cd /\nprintf done", parameters=[{"key": "lr", "value": "0.1"}]),
+                ],
+            },
+            files={"train.py": ""},
+        )
+        assert job.wait_for_end()[0] == "COMPLETED", job.log_text("batch")
+    head = job.log_text("batch")
+    assert f"  DATA_DIR={data}\n    entries: 22\n    escape?[31m\n    train.txt\n" in head
+    assert "z19" not in head  # only the first ten names
+    assert f"  RESULT_DIR={private}\n    entries: 1\n  MODEL_DIR=" in head
+    assert "diary" not in head
+    assert f"  PAI_CODE_DIR={job.paths.code_dir}\n    entries: 1\n    train.py\n" in head
+    assert f"  CHECKPOINT_DIR={job.paths.checkpoint_dir}\n    entries: 0\n" in head
+    assert "  command of role ps, tasks: 1\n    printf 'a\\0b'\n" in head
+    assert "  command of role worker, tasks: 1\n    cd /\n    printf done --lr=0.1\n" in head
+    assert "hunter2" not in head
+    assert job.log_path("ps").read_bytes() == b"a\0b"
+    assert job.log_path("worker").read_bytes() == b"done"
+
+
 def test_debug_holds_a_failed_task_until_release(batch_harness: BatchHarness) -> None:
     job = batch_harness.submit({"jobEnvs": {"isDebug": True}, "taskRoles": [role("w", "exit 7")]})
 
@@ -458,8 +498,8 @@ def test_registry_image_is_fetched_once_and_reported_as_pulling(
         state = job.state("w")
         return state is not None and state.state == "pulling" and state.image == image
 
-    jobs[0].wait_until("the pulling state", lambda: pulling(jobs[0], "docker://org/app:1.0"))
-    slow.wait_until("the pulling state", lambda: pulling(slow, "docker://org/slow:1.0"))
+    jobs[0].wait_until("the pulling state", lambda: pulling(jobs[0], "org/app:1.0"))
+    slow.wait_until("the pulling state", lambda: pulling(slow, "org/slow:1.0"))
     slow.command("scancel", "--batch", f"--signal={STOP_SIGNAL}", slow.slurm_job_id)
     assert [job.wait_for_end() for job in jobs] == [("COMPLETED", "0:0")] * 2
     assert slow.wait_for_end()[0] == "CANCELLED"

@@ -195,7 +195,7 @@ def test_initialized_example_is_trained_and_downloaded(alice: CliUser) -> None:
     assert done.stderr.splitlines()[-1].startswith("COMPLETED")
     rows = alice.run("emetrics", "digits", "--json").stdout.splitlines()
     assert [json.loads(row)["meta"]["epoch"] for row in rows] == [1, 2, 3, 4, 5]
-    fetched = alice.json("download", "digits", "--trainedmodel", "--filename", "model")
+    fetched = alice.json("download", "digits", "--directory", "--filename", "model")
     assert (alice.home / "model" / "model.json").exists(), fetched
 
 
@@ -213,14 +213,34 @@ def test_legacy_manifest_is_trained(alice: CliUser, cluster: Any) -> None:
     job = alice.json("show", "tf-convolutional-network-tutorial")
     assert (job["state"], job["gpus"]) == ("COMPLETED", 1)
     assert [task["state"] for task in job["task_list"]] == ["succeeded"]
-    results = alice.json("download", job["id"], "--trainedmodel", "--filename", "results")
-    assert results["files"] == ["results/model.txt"]
-    assert (alice.home / "results" / "model.txt").read_text() == "weights"
-    alice.json("download", job["id"], "--definition", "--filename", "definition.zip")
-    with zipfile.ZipFile(alice.home / "definition.zip") as archive:
-        assert sorted(archive.namelist()) == ["code/tf-model/convolutional_network.py", "job.yaml"]
+    check_downloads(alice, job["id"])
     numbered = alice.run("loglines", job["id"]).stdout.splitlines()
     assert numbered[0] == "worker-0      1  read 60000 pictures"
+
+
+def check_downloads(alice: CliUser, job_id: str) -> None:
+    """Archives with the names of FfDL's command, a file name of one's own, a directory, a single file."""
+    code = ["code/tf-model/convolutional_network.py", "job.yaml"]
+    for options, name, content in (
+        (["--trainedmodel"], f"{job_id}-trainedmodel.zip", ["model.txt"]),
+        (["--definition"], f"{job_id}-definition.zip", code),
+        (["--definition", "--filename", "mine"], "mine", code),
+    ):
+        fetched = alice.json("download", job_id, *options)
+        assert fetched == {"target": name, "files": [name]}
+        with zipfile.ZipFile(alice.home / name) as archive:
+            assert sorted(archive.namelist()) == content
+    assert not list(alice.home.glob("*.files"))
+    results = alice.json("download", job_id, "--directory", "--filename", "results")
+    assert results["files"] == ["results/model.txt"]
+    assert (alice.home / "results" / "model.txt").read_text() == "weights"
+    alice.json("download", job_id, "--path", "model.txt")
+    assert (alice.home / "model.txt").read_text() == "weights"
+    alice.json("download", job_id, "--filename", "results.tar")
+    with tarfile.open(alice.home / "results.tar") as archive:
+        assert any(name.endswith("model.txt") for name in archive.getnames())
+    refused = alice.run("download", job_id, "--filename", "results.tar.gz")
+    assert (refused.returncode, ".zip or .tar" in refused.stderr) == (1, True)
 
 
 # --- jobs -------------------------------------------------------------------------------------------
@@ -401,3 +421,66 @@ def test_outsider_and_read_token_are_rejected(
             reader.stop(job)
     assert "may only read" in caught.value.message
     client.wait(job, timeout=TIMEOUT_S)
+
+
+# --- directories and names ----------------------------------------------------------------------------
+
+
+def test_octopus_job_keeps_its_model_and_its_results(
+    client: sluice.Client, alice: CliUser, sluice_server: RunningSluice, tmp_path: Path
+) -> None:
+    command = 'echo weights >/model/save.pth; echo score >"$PAI_OUTPUT_DIR/score.txt"; echo other >other.txt'
+    octopus = {
+        "name": "octopus-results",
+        "image": "busybox",
+        "config": [{"name": "main", "command": command, "taskNumber": 1}],
+    }
+    job = client.wait(client.submit(octopus, unique_name=True), timeout=TIMEOUT_S)
+    assert job.state == "COMPLETED", job.reason
+    assert [file.name for file in client.files(job, root="model")] == ["save.pth"]
+    client.download_tree(job, tmp_path / "results")
+    assert (tmp_path / "results" / "score.txt").read_text() == "score\n"
+    done = alice.run("download", job.id, "--root", "model", "--filename", "model")
+    assert done.returncode == 0, done.stderr
+    assert (alice.home / "model" / "save.pth").read_text() == "weights\n"
+    # A member of the namespace may read the job's own directories.
+    listed = sluice_server.api("GET", f"jobs/{job.id}/files?root=output", "bob")
+    assert [item["name"] for item in listed.json()["items"]] == ["score.txt"]
+
+
+def test_too_large_code_directory_is_named_in_the_reason(
+    client: sluice.Client, cluster: Any
+) -> None:
+    directory = Path(cluster.dir) / "shared" / "large-code"
+    directory.mkdir(parents=True, exist_ok=True)
+    with (directory / "data.bin").open("wb") as file:
+        file.truncate(512 * 2**20)
+    spec = {**job_file("true", "large-code"), "codeDir": str(directory), "retryCount": 3}
+    job = client.wait(client.submit(spec, unique_name=True), timeout=TIMEOUT_S)
+    assert job.state == "FAILED"
+    assert "513 MB; at most 200 MB" in job.reason.text
+    assert len(client.attempts(job)) == 1  # a retry would fail the same way
+
+
+def test_refused_paths_and_used_names_are_explained(alice: CliUser, client: sluice.Client) -> None:
+    spec = {**job_file("true", "paths"), "dataDir": "hdfs://namenode:9000/set"}
+    path = alice.write("paths.json", json.dumps(spec))
+    planned = alice.run("plan", path)
+    assert planned.returncode == 1
+    assert "hdfs://namenode:9000/set is not a directory of the cluster" in planned.stderr
+    assert "map hdfs://namenode:9000 to a directory" in planned.stderr
+    chinese = alice.run("plan", path, LANG="zh_CN.UTF-8", LC_ALL="zh_CN.UTF-8")
+    assert "不是集群上的目录" in chinese.stderr
+
+    path = alice.write("names.json", json.dumps(job_file("true", "used-name")))
+    first = client.wait(
+        alice.run("submit", path, "--unique-name").stdout.strip(), timeout=TIMEOUT_S
+    )
+    again = alice.run("submit", alice.write("again.json", json.dumps(job_file("true", first.name))))
+    assert again.returncode == 0
+    assert "an earlier job of yours has this name" in again.stderr
+    unique = alice.run("submit", path, "--unique-name")
+    assert "Warning" not in unique.stderr
+    assert client.show(unique.stdout.strip()).name != first.name
+    cloned = client.clone(first)
+    assert cloned.name not in (first.name, client.show(unique.stdout.strip()).name)

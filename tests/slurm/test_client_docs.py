@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -60,7 +61,8 @@ def test_examples_of_cli_md_run(sluice_server: RunningSluice, tmp_path: Path) ->
             timeout=300,
         )
         assert done.returncode == 0, f"{command}:\n{done.stdout}\n{done.stderr}"
-    assert (tmp_path / "digits-results" / "model.json").exists()
+    with zipfile.ZipFile(tmp_path / "digits-results.zip") as archive:
+        assert "model.json" in archive.namelist()
     assert (tmp_path / "digits-code.zip").exists()
 
 

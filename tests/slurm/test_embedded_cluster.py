@@ -127,10 +127,10 @@ def wait_for_accounting_rows(
 def test_nodes_gpus_and_partitions_are_as_documented(cluster: EmbeddedCluster) -> None:
     nodes = run(["sinfo", "-h", "-N", "-p", "all", "-o", "%N %G %c %m"], env=cluster.env).stdout
     assert nodes.splitlines() == [
-        "n1 gpu:a100:4 8 16000",
-        "n2 gpu:a100:4 8 16000",
-        "n3 gpu:v100:2 8 16000",
-        "n4 (null) 8 16000",
+        "n1 gpu:a100:8 64 262144",
+        "n2 gpu:a100:8 64 262144",
+        "n3 gpu:v100:4 64 262144",
+        "n4 (null) 64 262144",
     ]
     partitions = run(["sinfo", "-h", "-o", "%P %l %N"], env=cluster.env).stdout
     assert set(partitions.splitlines()) == {
@@ -163,6 +163,17 @@ def test_het_job_submitted_over_ssh_completes(cluster: EmbeddedCluster, logins: 
     output = logins.run("sluice-alice", f"cat {work}/het-test.out").stdout
     assert "0: CUDA_VISIBLE_DEVICES=0,1" in output
     assert "1: CUDA_VISIBLE_DEVICES" not in output
+
+
+def test_pmix_works_over_two_nodes_of_the_machine(
+    cluster: EmbeddedCluster, logins: SshLogins
+) -> None:
+    """The slurmd of all nodes are on one machine; their PMIx servers must not share a directory."""
+    assert cluster.env["SLUICE_EMBEDDED_MPI"] == "pmix"
+    show = """sh -c 'echo "$PMIX_RANK $SLURMD_NODENAME"'"""
+    done = logins.run("sluice-alice", f"srun -p cpu --mpi=pmix -N2 -n2 --mem=100M {show}")
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["0 n3", "1 n4"]
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from clusters.models import (
     load_capacity,
     store_capacity,
 )
+from devtools.embedded_cluster.layout import NODES
 from jobs import actions
 from jobs.jobfile import Code
 from jobs.lifecycle.reasons import render_reason
@@ -44,6 +45,7 @@ from tests.sluice_server import PROJECT
 from tests.slurm.engine_process import EngineHarness, make_engine_harness
 from tests.slurm.test_engine import prepare_cluster
 
+NODE_CPUS = NODES[0].cpus  # all nodes have the same number
 pytestmark = [pytest.mark.cluster, pytest.mark.django_db(transaction=True)]
 
 
@@ -131,7 +133,7 @@ def test_stop_sends_sigterm_to_every_task_and_waits_grace_period(harness: Engine
     het = harness.job("het", taskRoles=TWO_ROLES, placement="separate")
     ignoring = harness.job("ignoring", IGNORE_SIGTERM)
     stuck = harness.job("stuck", "echo up; sleep 300")
-    waiting = harness.job("waiting", "true", role={"cpuNumber": 8})
+    waiting = harness.job("waiting", "true", role={"cpuNumber": NODE_CPUS})
     assert (packed.plan["layout"], het.plan["layout"]) == ("packed", "het")
     for job in (simple, packed, het, ignoring, stuck):
         harness.wait_for_state(job, "RUNNING")
@@ -190,7 +192,7 @@ def test_pending_reasons_and_expected_start_are_shown(
     harness: EngineHarness, client: Client
 ) -> None:
     """Every pending reason that administrators or limits can cause, on one occupied node."""
-    blocker = harness.job("blocker", "sleep 600", namespace="v100", role={"cpuNumber": 8}, timeLimit=1200)  # fmt: skip
+    blocker = harness.job("blocker", "sleep 600", namespace="v100", role={"cpuNumber": NODE_CPUS}, timeLimit=1200)  # fmt: skip
     failing = harness.job("failing", "exit 1")
     harness.wait_for_state(blocker, "RUNNING")
     harness.wait_for_state(failing, "FAILED")
@@ -298,7 +300,7 @@ def small_work_root(harness: EngineHarness, unix_user: str) -> Iterator[Path]:
 
 
 CODE = {
-    "run.sh": (b'#!/bin/sh\nprintf \'%s\\n\' "$PAI_CODE_DIR" "$MODEL_DIR" "$PWD"\n', 0o755),
+    "run.sh": (b'#!/bin/sh\nprintf \'%s\\n\' "$PAI_CODE_DIR" "$PAI_WORK_DIR" "$PWD"\n', 0o755),
     "données/größe 数据.txt": (b"zwei\r\nZeilen\r\n", 0o644),
     "plain.sh": (b"exit 9\n", 0o644),
 }
@@ -384,7 +386,7 @@ def test_deactivated_user_keeps_running_jobs_and_queued_jobs_fail(harness: Engin
 
 def test_external_changes_to_running_jobs_are_shown(harness: EngineHarness) -> None:
     Namespace.objects.filter(name="v100").update(qos="low")
-    low = harness.job("low", "sleep 600", namespace="v100", role={"cpuNumber": 8})
+    low = harness.job("low", "sleep 600", namespace="v100", role={"cpuNumber": NODE_CPUS})
     harness.wait_for_state(low, "RUNNING")
     mine = harness.job("mine", "sleep 600")
     requeue_held = harness.job("requeue-held", "sleep 600")
@@ -403,7 +405,9 @@ def test_external_changes_to_running_jobs_are_shown(harness: EngineHarness) -> N
     actions.change_time_limit(job=het, by=harness.alice, time_limit_s=1800)
     Namespace.objects.filter(name="v100").update(qos="normal")
     scontrol_update(harness, low, "requeue=0")  # preemption then ends the Slurm job
-    preemptor = harness.job("preemptor", "sleep 600", namespace="v100", role={"cpuNumber": 7})
+    preemptor = harness.job(
+        "preemptor", "sleep 600", namespace="v100", role={"cpuNumber": NODE_CPUS - 1}
+    )
     lost = harness.job("lost", "sleep 600", namespace="v100")
 
     wait_for_reason(harness, suspended, "An administrator has suspended the job.", state="RUNNING")
@@ -467,10 +471,10 @@ def hanging_cluster(harness: EngineHarness) -> Iterator[socket.socket]:
 
 def test_many_jobs_and_a_hanging_cluster_do_not_delay_other_users(harness: EngineHarness) -> None:
     harness.engines[0].stop()
-    blocker = harness.job("blocker", "sleep 600", namespace="v100", role={"cpuNumber": 8})
+    blocker = harness.job("blocker", "sleep 600", namespace="v100", role={"cpuNumber": NODE_CPUS})
     job_count = 200
     for n in range(job_count):
-        harness.job(f"many{n}", "true", namespace="v100", role={"cpuNumber": 8})
+        harness.job(f"many{n}", "true", namespace="v100", role={"cpuNumber": NODE_CPUS})
     with hanging_cluster(harness) as server:
         single = harness.job("single", "true", by=harness.bob)
         harness.engines[0].start()

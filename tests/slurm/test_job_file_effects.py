@@ -15,8 +15,14 @@ from tests.slurm.batch_harness import batch_harness as batch_harness
 pytestmark = pytest.mark.cluster
 
 
-def run_job(harness: BatchHarness, job: dict[str, Any], **role: Any) -> SubmittedAttempt:
-    submitted = harness.submit({**job, "taskRoles": [{"name": "w", "command": "true", **role}]})
+def run_job(
+    harness: BatchHarness,
+    job: dict[str, Any],
+    storages: dict[str, str] | None = None,
+    **role: Any,
+) -> SubmittedAttempt:
+    roles = [{"name": "w", "command": "true", **role}]
+    submitted = harness.submit({**job, "taskRoles": roles}, storages=storages or {})
     submitted.wait_for_end(120)
     return submitted
 
@@ -73,7 +79,9 @@ def test_variables_of_the_role_override_the_job(batch_harness: BatchHarness) -> 
     assert job.log_text("w") == "job role t\n"
 
 
-@pytest.mark.proves("mounts", "mounts[].source", "mounts[].target", "mounts[].readOnly")
+@pytest.mark.proves(
+    "mounts", "mounts[].name", "mounts[].source", "mounts[].target", "mounts[].readOnly"
+)  # fmt: skip
 def test_mounts_are_writable_or_read_only(batch_harness: BatchHarness) -> None:
     directory = Path(batch_harness.root, "mounted")
     subprocess.run(["runuser", "-u", USER, "--", "mkdir", "-p", str(directory)], check=True)
@@ -82,9 +90,10 @@ def test_mounts_are_writable_or_read_only(batch_harness: BatchHarness) -> None:
         {
             "mounts": [
                 {"source": str(directory), "target": "/mnt/rw"},
-                {"source": str(directory), "target": "/mnt/ro", "readOnly": True},
+                {"name": "team", "target": "/mnt/ro", "readOnly": True},
             ]
         },
+        storages={"team": str(directory)},
         command="echo text >/mnt/rw/file && cat /mnt/ro/file; touch /mnt/ro/other || echo denied",
     )
     assert job.log_text("w").splitlines()[0] == "text"

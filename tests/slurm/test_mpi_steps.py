@@ -34,6 +34,7 @@ def submit_world(
     return harness.submit({"framework": "mpi", "taskRoles": roles, **fields})
 
 
+@pytest.mark.proves("framework", "framework.name")
 @pytest.mark.parametrize("worker_fields", [{}, UNEQUAL], ids=["equal", "unequal"])
 def test_one_step_runs_all_roles_of_the_program(
     batch_harness: BatchHarness, worker_fields: dict[str, Any]
@@ -77,6 +78,7 @@ def test_stop_reaches_every_task_of_the_program_once(
     assert [job.log_text(*task).count("SIGTERM") for task in tasks] == [1, 1, 1]
 
 
+@pytest.mark.proves("slurmVariables")
 def test_tasks_get_slurm_variables_under_other_names(batch_harness: BatchHarness) -> None:
     command = 'echo "${SLURM_JOB_ID-none} $SLUICE_SLURM_JOB_ID"; env | grep -c "^SLURM_[^C]"'
     roles = [{"name": "w", "command": command}]

@@ -128,15 +128,19 @@ class Client:
         name: str = "",
         namespace: str = "",
         secrets: Mapping[str, str] | None = None,
+        unique_name: bool = False,
         key: str = "",
         progress: Progress | None = None,
     ) -> Job:
         """Submit a job file in any supported format, with a directory or archive of code.
 
+        With `unique_name` the server appends a number to a name that a job of yours has already.
         Always sends an Idempotency-Key, so that a repeated request after a lost response creates no second
         job. Pass your own `key` to keep this guarantee after a restart of your program.
         """
         body = self._build_submission(job, code, name, namespace, secrets, progress)
+        if unique_name:
+            body["unique_name"] = True
         return Job.from_json(
             self.session.json("POST", "jobs", json=body, headers=idempotency_headers(key))
         )
@@ -298,8 +302,8 @@ class Client:
 
     def tasks(self, job: JobLike, *, attempt: int | None = None) -> Sequence[Task]:
         path = f"jobs/{parse_job_id(job)}/tasks"
-        rows = self.session.json("GET", path, params={"attempt": attempt})["items"]
-        return [Task.from_json(row) for row in rows]
+        body = self.session.json("GET", path, params={"attempt": attempt})
+        return [Task.from_json(row, body.get("age_s")) for row in body["items"]]
 
     def events(self, job: JobLike, *, since: int = 0) -> Iterator[Json]:
         """Yield the job's events, oldest first."""
@@ -341,6 +345,12 @@ class Client:
             self.session.json("POST", f"jobs/{parse_job_id(job)}/stop", repeatable=True)
         )
 
+    def release(self, job: JobLike) -> Job:
+        """End the failed tasks that a job with isDebug keeps. The job then ends with their exit code."""
+        return Job.from_json(
+            self.session.json("POST", f"jobs/{parse_job_id(job)}/release", repeatable=True)
+        )
+
     def delete(
         self, job: JobLike, *, remove_files: bool = False, stop_first: bool = False
     ) -> Job | None:
@@ -361,7 +371,7 @@ class Client:
         )
 
     def clone(self, job: JobLike, *, name: str = "", namespace: str = "", key: str = "") -> Job:
-        """Submit the same job file as a new job."""
+        """Submit the same job file as a new job. Without `name` the server chooses the next free name."""
         fields = (("name", name), ("namespace", namespace))
         body = {field: value for field, value in fields if value}
         path = f"jobs/{parse_job_id(job)}/clone"
@@ -420,7 +430,7 @@ class Client:
     def files(
         self, job: JobLike, path: str = "", *, root: str = "work", attempt: int | None = None
     ) -> Sequence[File]:
-        """List a directory below the attempt's directory ("work") or the results ("output")."""
+        """List a directory below the attempt's directory ("work"), the results ("output") or the models ("model")."""
         params = {"path": path, "root": root, "attempt": attempt}
         rows = self.session.json("GET", f"jobs/{parse_job_id(job)}/files", params=params)["items"]
         return [File.from_json(row) for row in rows]
@@ -514,6 +524,12 @@ class Client:
 
     def clusters(self) -> Sequence[Json]:
         rows: list[Json] = self.session.json("GET", "clusters")["items"]
+        return rows
+
+    def frameworks(self, namespace: str = "") -> Sequence[Json]:
+        """Return the training frameworks with their strategies, and the versions that clusters have images of."""
+        params = {"namespace": namespace} if namespace else {}
+        rows: list[Json] = self.session.json("GET", "frameworks", params=params)["items"]
         return rows
 
     def specs(self, namespace: str = "") -> Sequence[Json]:

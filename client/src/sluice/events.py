@@ -16,7 +16,8 @@ from sluice.messages import t
 from sluice.sockets import SocketLost, WebSocketUnavailable, error_for_close_code, open_socket
 from sluice.values import Job
 
-# With a websocket the job is also read after this time without a frame, in case an event was lost.
+# With a websocket the job is also read after this time without an event of it: an event may have been lost, and the
+# server reads the states of its tasks only while someone watches the job.
 REFRESH_INTERVAL_S = 30.0
 POLL_MIN_S, POLL_MAX_S = 1.0, 10.0
 # Give up after this time without a response from the server.
@@ -38,7 +39,7 @@ class JobWatcher:
         failed_tries = 0
         while True:
             try:
-                with open_socket(self._session, "/ws/events", {}) as socket:
+                with open_socket(self._session, "/ws/events", {"job": self._job_id}) as socket:
                     failed_tries = 0
                     yield from self._watch_socket(socket)
                     return
@@ -59,9 +60,11 @@ class JobWatcher:
 
         The server begins with a `hello` frame and sends all later events, so the job is first read after that frame.
         """
+        read_at = time.monotonic()
         while True:
             try:
-                frame = json.loads(socket.recv(timeout=self._timeout_s(REFRESH_INTERVAL_S)))
+                wait_s = max(0.0, read_at + REFRESH_INTERVAL_S - time.monotonic())
+                frame = json.loads(socket.recv(timeout=self._timeout_s(wait_s)))
                 is_relevant = self._is_relevant(frame)
             except TimeoutError:
                 is_relevant = True
@@ -70,6 +73,7 @@ class JobWatcher:
                     raise error from closed
                 raise SocketLost from closed
             if is_relevant:
+                read_at = time.monotonic()
                 job = self._fetch_if_changed()
                 if job is not None:
                     yield job

@@ -78,6 +78,7 @@ class FrameworkJob:
         *,
         command: str | Sequence[str],
         image: str = "",
+        version: str = "",
         strategy: str = "",
         workers: int = 1,
         ps: int = 0,
@@ -97,6 +98,7 @@ class FrameworkJob:
         output: str = "",
         namespace: str = "",
         time_limit: str | int | None = None,
+        estimated_duration: str | int | None = None,
         retries: int = 0,
         ssh: bool = False,
         description: str = "",
@@ -107,7 +109,8 @@ class FrameworkJob:
     ) -> None:
         """Describe a job.
 
-        `cpus`, `memory` and `gpus` apply to each task. `roles` overrides fields of single roles, by their names in the
+        `version` selects the cluster's image of this version of the framework, in place of `image`;
+        `Client.frameworks()` lists the versions. `cpus`, `memory` and `gpus` apply to each task. `roles` overrides fields of single roles, by their names in the
         job file: roles={"ps": {"cpuNumber": 4, "memoryMB": 8192}}. `params` are appended to the command as --key=value.
         `ssh` lets tasks reach each other with ssh by their names, such as worker-0.
         `code` is a local directory or archive that is uploaded; `code_dir`, `data` and `output` are directories on the
@@ -146,6 +149,7 @@ class FrameworkJob:
             "gpuType": gpu_type,
             "retryCount": retries,
             "timeLimit": time_limit,
+            "estimatedDuration": estimated_duration,
             "jobssh": ssh,
             "jobEnvs": dict(env or {}),
             "labels": dict(labels or {}),
@@ -157,6 +161,8 @@ class FrameworkJob:
         # "" selects the default image of the namespace.
         self._spec["image"] = image
         self._spec["framework"] = {"name": self.framework, "strategy": self.strategy}
+        if version:
+            self._spec["framework"]["version"] = version
         self._spec["taskRoles"] = self._build_roles(counts, task, roles or {})
 
     @classmethod

@@ -58,13 +58,19 @@ class Job:
     started_at: datetime | None
     ended_at: datetime | None
     expected_start: datetime | None
+    expected_end: datetime | None  # of a running job
     duration_s: int | None
     time_limit_s: int | None
+    estimated_duration_s: int | None
+    gpu_hours: float | None  # of the current attempt
+    machine_hours: float | None  # cost of the current attempt; None: no price
     cpus: int
     mem_mib: int
     gpus: int
     gpu_type: str
     tasks: int
+    kept_tasks: int  # failed tasks that isDebug keeps for inspection
+    kept_until: datetime | None  # when the time limit ends them
     warnings: tuple[str, ...]
     plan_words: str
     raw: Json = field(repr=False, compare=False)
@@ -86,13 +92,19 @@ class Job:
             started_at=parse_timestamp(raw.get("started_at")),
             ended_at=parse_timestamp(raw.get("ended_at")),
             expected_start=parse_timestamp(raw.get("expected_start")),
+            expected_end=parse_timestamp(raw.get("expected_end")),
             duration_s=raw.get("duration_s"),
             time_limit_s=raw.get("time_limit_s"),
+            estimated_duration_s=raw.get("estimated_duration_s"),
+            gpu_hours=raw.get("gpu_hours"),
+            machine_hours=raw.get("machine_hours"),
             cpus=int(raw.get("cpus") or 0),
             mem_mib=int(raw.get("mem_mib") or 0),
             gpus=int(raw.get("gpus") or 0),
             gpu_type=str(raw.get("gpu_type") or ""),
             tasks=int(raw.get("tasks") or 0),
+            kept_tasks=int(raw.get("kept_tasks") or 0),
+            kept_until=parse_timestamp(raw.get("kept_until")),
             warnings=tuple(warning_text(row) for row in raw.get("warnings") or ()),
             plan_words=str(raw.get("plan_words") or ""),
             raw=raw,
@@ -117,28 +129,44 @@ def warning_text(row: Any) -> str:
     return f"{path}: {row.get('message', '')}" if path else str(row.get("message", ""))
 
 
+def problem_text(row: Any) -> str:
+    """Return a problem of a plan, followed by its suggestion, which is a sentence."""
+    suggestion = row.get("suggestion") if isinstance(row, Mapping) else ""
+    return f"{warning_text(row)} {suggestion}" if suggestion else warning_text(row)
+
+
 @dataclass(frozen=True, slots=True)
 class Task:
     role: str
+    role_title: str  # name for people; empty: the role has none
     index: int
     state: str
     node: str
     exit_code: int | None
+    reason: str  # why it failed
+    kept_until: datetime | None  # state `kept`: when the time limit ends it
+    age_s: int | None  # seconds since the state was read; None: it is final
     started_at: datetime | None
     ended_at: datetime | None
     raw: Json = field(repr=False, compare=False)
+    pulled_bytes: int | None = None  # state "pulling": bytes of the image fetched so far
 
     @classmethod
-    def from_json(cls, raw: Json) -> Task:
+    def from_json(cls, raw: Json, age_s: int | None = None) -> Task:
         return cls(
             role=str(raw["role"]),
+            role_title=str(raw.get("role_title") or ""),
             index=int(raw["index"]),
             state=str(raw.get("state", "")),
             node=str(raw.get("node") or ""),
             exit_code=raw.get("exit_code"),
+            reason=str(raw.get("reason") or ""),
+            kept_until=parse_timestamp(raw.get("kept_until")),
+            age_s=age_s,
             started_at=parse_timestamp(raw.get("started_at")),
             ended_at=parse_timestamp(raw.get("ended_at")),
             raw=raw,
+            pulled_bytes=raw.get("pulled_bytes"),
         )
 
 
@@ -157,6 +185,10 @@ class Plan:
     problems: tuple[str, ...]
     starts_now: bool | None
     expected_start: datetime | None  # estimate for a job that would wait
+    # At most, if the job uses its whole time limit. `machine_hours` is its cost; None: no price or no time limit.
+    machine_hours: float | None
+    gpu_hours: float | None
+    node_hours: float | None
     raw: Json = field(repr=False, compare=False)
 
     @classmethod
@@ -170,9 +202,12 @@ class Plan:
             words=str(raw.get("plan_words") or ""),
             script=str(raw.get("script") or ""),
             warnings=tuple(warning_text(row) for row in raw.get("warnings") or ()),
-            problems=tuple(warning_text(row) for row in raw.get("problems") or ()),
+            problems=tuple(problem_text(row) for row in raw.get("problems") or ()),
             starts_now=raw.get("starts_now"),
             expected_start=parse_timestamp(raw.get("expected_start")),
+            machine_hours=raw.get("machine_hours"),
+            gpu_hours=raw.get("gpu_hours"),
+            node_hours=raw.get("node_hours"),
             raw=raw,
         )
 

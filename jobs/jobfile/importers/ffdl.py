@@ -8,7 +8,7 @@ from typing import Any
 
 from core.messages import msg
 from jobs.jobfile.errors import Loc
-from jobs.jobfile.fields import JOB_NAME_PATTERN
+from jobs.jobfile.fields import JOB_NAME_PATTERN, parse_memory_mib
 from jobs.jobfile.importers.draft import NOT_SUPPORTED, Draft, SiteCatalog
 from jobs.jobfile.importers.placeholders import format_scalar
 
@@ -47,35 +47,7 @@ _KNOWN_FIELDS = [
     "job_alert",
 ]
 
-# Unit in lower case → MiB. FfDL reads GB as GiB, and its users write 1Gb for 1 GiB.
-_MIB_PER_UNIT = {
-    "": 1,
-    "m": 1,
-    "mb": 1,
-    "mib": 1,
-    "g": 1024,
-    "gb": 1024,
-    "gib": 1024,
-    "t": 1024**2,
-    "tb": 1024**2,
-    "tib": 1024**2,
-}
 _LINE_CONTINUATION = re.compile(r"(?<!\\)[ \t]*\n[ \t]+(?=--?[A-Za-z])")
-_MEMORY = re.compile(r"\s*(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-z]*)\s*")
-
-
-def parse_memory_mib(value: Any) -> int | None:
-    """Parse an amount of memory such as 1Gb or 512 MiB to MiB; a number without a unit is in MiB. None if invalid."""
-    found = _MEMORY.fullmatch(value if isinstance(value, str) else str(value))
-    mib_per_unit = _MIB_PER_UNIT.get(found["unit"].lower()) if found else None
-    if (
-        found is None
-        or mib_per_unit is None
-        or isinstance(value, bool)
-        or len(found["number"]) > 15
-    ):
-        return None
-    return max(1, round(float(found["number"]) * mib_per_unit))
 
 
 def import_ffdl(source: Mapping[str, Any], site: SiteCatalog) -> Draft:

@@ -5,12 +5,14 @@ Converts or drops, with a warning, some fields that files of OpenPAI v1 often co
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
 from typing import Any
 
 from core.messages import Message, msg
 from jobs.jobfile.errors import Loc
-from jobs.jobfile.fields import RESERVED_PREFIXES
+from jobs.jobfile.fields import JOB_NAME_PATTERN, RESERVED_PREFIXES, ROLE_NAME_PATTERN
 from jobs.jobfile.importers.draft import Draft, SiteCatalog
 from jobs.jobfile.model import JobSpec
 
@@ -29,6 +31,10 @@ _IGNORED_ROLE_FIELDS = {
 }
 
 
+# Job names may have Chinese characters, role names may not.
+_NAME_WITH_IDEOGRAPHS = re.compile(JOB_NAME_PATTERN)
+
+
 def import_native(source: Mapping[str, Any], site: SiteCatalog) -> Draft:
     draft = Draft()
     draft.document = dict(source)
@@ -40,7 +46,43 @@ def import_native(source: Mapping[str, Any], site: SiteCatalog) -> Draft:
         draft.document["taskRoles"] = [
             _convert_role(role, index, draft) for index, role in enumerate(roles)
         ]
+        _convert_role_names(draft)
     return draft
+
+
+def _convert_role_names(draft: Draft) -> None:
+    """Make a Chinese role name the role's title, and give the role a name that variables and files can have."""
+    names = [role.get("name") for role in draft.document["taskRoles"] if isinstance(role, dict)]
+    used = {name for name in names if isinstance(name, str)}
+    renamed: dict[str, str] = {}
+    for index, role in enumerate(draft.document["taskRoles"]):
+        given = role.get("name") if isinstance(role, dict) else None
+        if not isinstance(given, str) or not _NAME_WITH_IDEOGRAPHS.match(given):
+            continue
+        if re.match(ROLE_NAME_PATTERN, given) or role.get("title"):
+            continue
+        name = next(name for i in count(index) if (name := f"task{i}") not in used)
+        used.add(name)
+        renamed.setdefault(given, name)
+        draft.document["taskRoles"][index] = {**role, "name": name, "title": given}
+        draft.add_warning(
+            ("taskRoles", index, "name"),
+            msg(
+                "import.native.role-name-becomes-title",
+                'is shown as the role\'s title; variables, logs and files use "%(name)s".',
+                name=name,
+            ),
+        )
+    services = draft.document.get("services")
+    if renamed and isinstance(services, list):
+        draft.document["services"] = [
+            {**row, "role": renamed[row["role"]]}
+            if isinstance(row, Mapping)
+            and isinstance(row.get("role"), str)
+            and row["role"] in renamed
+            else row
+            for row in services
+        ]
 
 
 def _convert_role(role: Any, index: int, draft: Draft) -> Any:
@@ -86,6 +128,14 @@ def find_suspicious_values(spec: JobSpec) -> Iterator[tuple[Loc, Message]]:
                         "a fixed port prevents two tasks of this role from sharing a node.",
                     ),
                 )
+    if spec.estimated_duration and spec.time_limit and spec.estimated_duration > spec.time_limit:
+        yield (
+            ("estimatedDuration",),
+            msg(
+                "import.native.estimate-over-time-limit",
+                "is longer than timeLimit, at which the job is ended.",
+            ),
+        )
     if spec.retry_count == -2:
         yield (
             ("retryCount",),
@@ -94,6 +144,7 @@ def find_suspicious_values(spec: JobSpec) -> Iterator[tuple[Loc, Message]]:
                 "restarts the job without end, even after success.",
             ),
         )
+    yield from _find_inactive_sections(spec)
 
 
 def _find_reserved_variables(names: Iterable[str], loc: Loc) -> Iterator[tuple[Loc, Message]]:
@@ -106,3 +157,25 @@ def _find_reserved_variables(names: Iterable[str], loc: Loc) -> Iterator[tuple[L
                     "is set by Sluice; this value is not used.",
                 ),
             )
+
+
+def _find_inactive_sections(spec: JobSpec) -> Iterator[tuple[Loc, Message]]:
+    """Find sections that are stored with the job but have no effect yet."""
+    if spec.alerts and (spec.alerts.event or spec.alerts.deadline or spec.alerts.overtime):
+        yield (
+            ("alerts",),
+            msg("import.native.alerts-inactive", "saved, not active yet: no alert is sent."),
+        )
+    if spec.services:
+        yield (
+            ("services", 0),
+            msg("import.native.services-inactive", "saved, not active yet: no service is started."),
+        )
+    if spec.metrics:
+        yield (
+            ("metrics",),
+            msg(
+                "import.native.metrics-inactive",
+                "saved, not active yet: no curves are drawn. The command “sluice emetrics” prints the numbers.",
+            ),
+        )

@@ -116,10 +116,9 @@ class _OctopusImporter:
         draft = self.draft
         target_loc: Loc = ("taskRoles", index)
         source_loc: Loc = ("config", index)
-        draft.document["taskRoles"].append(
-            {"name": self._choose_role_name(index, role.get("name"), source_loc)}
-        )
+        draft.document["taskRoles"].append({})
         draft.sources[target_loc] = source_loc
+        self._set_role_name(index, role.get("name"), target_loc, (*source_loc, "name"))
         for key, field in (
             ("command", "command"),
             ("taskNumber", "taskNumber"),
@@ -149,21 +148,13 @@ class _OctopusImporter:
                     NOT_SUPPORTED,
                 )
 
-    def _choose_role_name(self, index: int, name: Any, source_loc: Loc) -> Any:
+    def _set_role_name(self, index: int, name: Any, target_loc: Loc, source_loc: Loc) -> None:
+        """Set the name of a role. Another name than an identifier, such as a Chinese one, becomes its title."""
         given = format_scalar(name)
-        if not given:
-            return f"task{index}"
-        if not re.match(ROLE_NAME_PATTERN, given):
-            self.draft.add_warning(
-                (*source_loc, "name"),
-                msg(
-                    "import.octopus.role-names-letters-digits",
-                    'role names may contain letters, digits and - . _ ~ only; it becomes "%(name)s".',
-                    name=f"task{index}",
-                ),
-            )
-            return f"task{index}"
-        return given
+        if given and not re.match(ROLE_NAME_PATTERN, given):
+            self.draft.set_value((*target_loc, "title"), given, source_loc)
+            given = ""
+        self.draft.set_value((*target_loc, "name"), given or f"task{index}", source_loc)
 
     def _apply_size(self, requested: Any, target_loc: Loc, source_loc: Loc) -> None:
         size = format_scalar(requested)

@@ -14,7 +14,7 @@ from django.core.management.base import BaseCommand, CommandError
 from django.db import DatabaseError
 
 from clusters.capacity import Capacity, GpuCount, NamespaceRules, Node, Partition
-from clusters.models import Namespace, load_capacity
+from clusters.models import Namespace, ResourceSpec, load_capacity
 from jobs.jobfile import JobSpec, SpecError
 from jobs.jobfile.importers import load_text
 from jobs.plan import Plan, PlanError, describe_plan, plan
@@ -59,7 +59,8 @@ class Command(BaseCommand):
                 "note: planned on an example cluster: the namespace or its cluster is unknown."
             )
         rules = namespace.rules() if namespace and capacity else EXAMPLE_RULES
-        job_plan = plan(spec, rules, capacity or _build_example_capacity(spec))
+        sizes = ResourceSpec.list_priced(namespace) if namespace and capacity else []
+        job_plan = plan(spec, rules, capacity or _build_example_capacity(spec), sizes)
         render_options = build_render_options(namespace.cluster) if namespace else RenderOptions()
         if options["runtime"]:
             render_options = replace(render_options, runtime=options["runtime"])
@@ -100,9 +101,11 @@ def _format_plan(job_plan: Plan) -> str:
     gpus = ", ".join(f"{count}×{kind or 'GPU'}" for kind, count in totals.gpus.items()) or "none"
     hours = (
         "partition limit"
-        if totals.machine_hours is None
-        else f"{totals.machine_hours:g} node hours"
+        if totals.node_hours is None
+        else f"{totals.node_hours:g} node hours, {totals.gpu_hours:g} GPU hours"
     )
+    if totals.machine_hours is not None:
+        hours += f", cost {totals.machine_hours:g} machine hours"
     lines = [
         f"layout: {job_plan.layout}",
         f"plan: {'; '.join(describe_plan(job_plan))}",

@@ -33,16 +33,16 @@ write_task_state() {
   } | write_atomically "tasks/$name.state"
 }
 
-# decide OUTCOME RULE ROLE INDEX EXIT_CODE REASON: sets the outcome of the job and writes the file "result".
-# Only the first call has an effect.
+# decide OUTCOME RULE ROLE INDEX EXIT_CODE REASON [ERROR]: sets the outcome of the job and writes the file "result".
+# Only the first call has an effect. ERROR is the message of the program that failed.
 decide() {
   [[ -z $outcome ]] || return 0
   outcome=$1 job_exit=$5
   local rule=$2 role=''
   ((time_limit_near)) && [[ $1 == failed ]] && rule=time_limit
   [[ -n $3 ]] && role=${role_names[$3]}
-  printf 'outcome=%s\nrule=%s\nrole=%s\nindex=%s\nexit_code=%s\nreason=%s\nrestart_count=%s\nended=%s\n' \
-    "$outcome" "$rule" "$role" "$4" "$5" "$6" "$restart_count" "$(now)" | write_atomically result
+  printf 'outcome=%s\nrule=%s\nrole=%s\nindex=%s\nexit_code=%s\nreason=%s\nimage=%s\nerror=%s\nrestart_count=%s\nended=%s\n' \
+    "$outcome" "$rule" "$role" "$4" "$5" "$6" "${3:+${image_names[$3]}}" "${7-}" "$restart_count" "$(now)" | write_atomically result
   log_message "$outcome: $rule ${role:+$role-$4 }exit code $5 ${6:+($6)}"
   deciding_role=$3 deciding_index=$4
 }
@@ -50,7 +50,7 @@ decide() {
 prepare() {
   cd "$attempt_dir" || exit "$exit_start_failed"
   mkdir -p logs tasks work
-  rm -f tasks/*.state peers.* result release
+  rm -f tasks/*.state peers.* result release pulling
   begin_hosts
   pipes=$(mktemp -d "${TMPDIR:-/tmp}/sluice.XXXXXXXX") || exit "$exit_start_failed"
   mkfifo "$pipes/events"
@@ -61,7 +61,7 @@ prepare() {
   sleep infinity &
   canary=$!
   disown "$canary"
-  trap 'rm -rf "$pipes"; kill "$canary" 2>/dev/null' EXIT
+  trap 'rm -rf "$pipes" pulling; kill "$canary" 2>/dev/null' EXIT
   trap 'stopping=1' TERM                  # from Slurm: cancelled, preempted, requeued, time limit
   trap 'stopping=1 stop_requested=1' USR2 # a requested stop: scancel --batch --signal=USR2
   trap 'limit_announced=1 limit_check_at=0' USR1 # from Slurm (sbatch --signal), before the time limit
@@ -83,7 +83,7 @@ prepare() {
   done
 }
 
-# fail_start EXIT_CODE REASON MESSAGE [ROLE]: fails the job before its tasks start. Writes the message to the
+# fail_start EXIT_CODE REASON MESSAGE [ROLE [ERROR]]: fails the job before its tasks start. Writes the message to the
 # logs of all tasks, or of the tasks of ROLE.
 fail_start() {
   local r i
@@ -94,7 +94,7 @@ fail_start() {
       write_task_state "$r" "$i" state=ended "exit_code=$1" "reason=$2" "ended=$(now)"
     done
   done
-  decide failed start "${4-}" "${4:+0}" "$1" "$2"
+  decide failed start "${4-}" "${4:+0}" "$1" "$2" "${5-}"
 }
 
 # check_directories: creates the directories in created_dirs; fails the job if one in required_dirs does not exist.
@@ -108,13 +108,150 @@ check_directories() {
   done
 }
 
-# load_image_login SOURCE: exports the user name and password for fetching an image. They come from the file
-# that authFile in the job file names, or from roles.sh, which takes precedence.
-load_image_login() {
-  local user='' password='' i image_logins=()
-  if [[ -n $auth_file ]]; then # OpenPAI's format: registry, user name and password, one per line
-    { read -r _ && read -r user && read -r password; } <"$auth_file" || return
+# correct_code_links: makes the symbolic links in code.new, which becomes "code", lead to where they lead in the source:
+# a relative link out of the source becomes absolute. An absolute link to a file of the source leads to its copy.
+correct_code_links() {
+  local source link target path top
+  source=$(realpath -- "$code_source")
+  find code.new -type l \( -lname '/*' -o -lname '*..*' \) -print0 | while IFS= read -r -d '' link; do
+    link=${link#code.new/}
+    target=$(readlink -- "$source/$link")
+    if [[ $target == /* ]]; then
+      path=$(realpath -ms -- "$target")
+      for top in "$source" "${code_source%/}"; do
+        [[ $path/ != "$top"/* ]] || path=$attempt_dir/code${path#"$top"}
+      done
+    else
+      path=$(realpath -ms -- "$source/$(dirname -- "$link")/$target")
+      [[ $path/ != "$source"/* ]] || continue
+    fi
+    ln -sfn -- "$path" "code.new/$link"
+  done
+}
+
+# copy_code_files: copies code_source to the directory "code". Exit code 2: it is too large. Its size in bytes is
+# in the file code_bytes.
+copy_code_files() {
+  local size
+  size=$(du -sb -- "$code_source/.") || return 1 # fails if a directory cannot be read
+  size=${size%%[[:space:]]*}
+  printf '%s' "$size" >"$pipes/code_bytes"
+  ((size <= code_limit_mib * 1048576)) || return 2
+  rm -rf code.new
+  cp -R --preserve=mode,timestamps,links -- "$code_source/." code.new || return 1
+  chmod -R u+rwX code.new # the owner must be able to delete the copy
+  correct_code_links
+  mv code.new code
+}
+
+# copy_code: copies code_source, so that tasks never write to it. A requeued job keeps the copy that it has.
+copy_code() {
+  [[ -n $code_source && ! -e code ]] || return 0
+  local child status detail
+  # Run in the background, because bash runs traps only after a foreground command has ended.
+  copy_code_files 2>"$pipes/code_errors" &
+  child=$!
+  while ((!stopping)) && kill -0 "$child" 2>/dev/null; do wait "$child"; done
+  if ((stopping)); then
+    kill "$child" 2>/dev/null
+    decide stopped stop '' '' "$exit_stopped" stopped
+    return
   fi
+  wait "$child"
+  status=$?
+  if ((status == 2)); then
+    detail=$((($(<"$pipes/code_bytes") + 1048575) / 1048576))
+    fail_start "$exit_code_too_large" code_too_large \
+      "the code directory $code_source has $detail MB; at most $code_limit_mib MB are copied for a job" '' "$detail"
+  elif ((status)); then
+    detail=$(tail -n 1 "$pipes/code_errors" | cut -c -300)
+    detail=${detail//"/./"//} # from "$code_source/."
+    fail_start "$exit_code_failed" code_failed "the code directory $code_source could not be copied: $detail" '' "$detail"
+  fi
+}
+
+# ---- The head of the batch log ----------------------------------------------------------------
+
+# is_public DIRECTORY: true if every user of the cluster may list the directory.
+is_public() {
+  local dir=$1
+  [[ $(stat -Lc %A -- "$dir" 2>/dev/null) == ???????r?[xt] ]] || return
+  while dir=${dir%/*} && [[ -n $dir ]]; do
+    [[ $(stat -Lc %A -- "$dir" 2>/dev/null) == *[xt] ]] || return
+  done
+}
+
+# log_directory NAME DIRECTORY: prints the directory, how many entries it has and the names of the first ones. More
+# people may read this log than a person's own directories: names are printed only of files that they may read, too.
+log_directory() {
+  local names=() name count
+  printf '  %s=%s\n' "$1" "$2"
+  [[ -d $2 ]] || return 0
+  mapfile -t names < <(timeout 5 ls -AU -- "$2" 2>/dev/null | head -n 1000 | sort)
+  count=${#names[@]}
+  ((count < 1000)) || count='1000 or more'
+  printf '    entries: %s\n' "$count"
+  [[ $2 == "${attempt_dir%/*}"/* ]] || is_public "$2" || return 0
+  for name in "${names[@]:0:10}"; do printf '    %s\n' "${name//[[:cntrl:]]/?}"; done
+  ((${#names[@]} <= 10)) || printf '    …\n'
+}
+
+# log_commands: prints the commands of each role, as they run. Values of secrets are variables and no part of them.
+log_commands() {
+  local r pre_command command post_command
+  # shellcheck source=/dev/null
+  . "$attempt_dir/roles.sh" || return
+  for r in "${!role_names[@]}"; do
+    role_commands "$r"
+    printf '  command of role %s, tasks: %s\n' "${role_names[r]}" "${role_tasks[r]}"
+    printf '%s\n' "$pre_command" "$command" "$post_command" | sed '/^$/d; s/^/    /'
+  done
+}
+
+# log_job: prints what the job runs, and on which directories.
+log_job() {
+  local i
+  log_message "attempt ${attempt_dir##*/}, Slurm job $SLURM_JOB_ID on ${SLURM_JOB_NODELIST-}"
+  for ((i = 0; i < ${#log_dirs[@]}; i += 2)); do log_directory "${log_dirs[i]}" "${log_dirs[i + 1]}"; done
+  (log_commands) | head -c 20000
+}
+
+# image_registry SOURCE: sets `registry` to the registry of an image: docker.io if the image's name contains none.
+image_registry() {
+  local name=${1#*://}
+  registry=''
+  [[ $name != *[/#]* ]] || registry=${name%%[/#]*}
+  [[ $registry == *[.:]* || $registry == localhost ]] || registry=docker.io
+  is_docker_hub "$registry" && registry=docker.io
+}
+
+is_docker_hub() { [[ -z $1 || $1 =~ ^(docker\.io|index\.docker\.io|registry-1\.docker\.io|hub\.docker\.com)$ ]]; }
+
+# read_auth_file REGISTRY: sets user and password to the login in authFile. The file has OpenPAI's format: registry,
+# user name and password, one per line. A login for another registry is not used: that registry would learn the password.
+read_auth_file() {
+  local login_registry='' login_user='' login_password=''
+  # The last line may have no line break; read fails then.
+  { read -r login_registry && read -r login_user && read -r login_password; } <"$auth_file"
+  if [[ -z $login_password ]]; then
+    printf 'the file %s must contain registry, user name and password, one per line\n' "$auth_file"
+    return 1
+  fi
+  login_registry=${login_registry#*://} login_registry=${login_registry%%/*}
+  is_docker_hub "$login_registry" && login_registry=docker.io
+  if [[ $login_registry == "$1" ]]; then
+    user=$login_user password=$login_password
+  else
+    printf 'the login in %s is for %s and not used for %s\n' "$auth_file" "$login_registry" "$1"
+  fi
+}
+
+# load_image_login SOURCE: makes the user name and password for fetching an image known to the container runtime. They
+# come from the file that authFile in the job file names, or from roles.sh, which takes precedence.
+load_image_login() {
+  local user='' password='' registry i image_logins=()
+  image_registry "$1"
+  [[ -z $auth_file ]] || read_auth_file "$registry" || return
   if ((has_image_logins)); then
     # shellcheck source=/dev/null
     . "$attempt_dir/roles.sh" || return
@@ -123,45 +260,116 @@ load_image_login() {
     done
   fi
   [[ -n $user$password ]] || return 0
+  if [[ ${fetch_command[1]} == import ]]; then
+    write_enroot_login
+    return
+  fi
   export APPTAINER_DOCKER_USERNAME=$user APPTAINER_DOCKER_PASSWORD=$password
   export SINGULARITY_DOCKER_USERNAME=$user SINGULARITY_DOCKER_PASSWORD=$password
+}
+
+# write_enroot_login: writes the login to a credentials file for enroot, in netrc format, in a private directory.
+# enroot (4.1) looks for the registry's name there, and curl for the name of the server that grants tokens, which is
+# known only to the registry: the entry "default". enroot evaluates a password that begins with $ in a shell.
+write_enroot_login() {
+  local machine=$registry
+  if [[ $user$password == *[[:space:]]* || $user == \"* || $password == [\$\"]* ]]; then
+    printf 'enroot cannot use the login for %s: it must not contain spaces, and the password must not begin with $ or "\n' "$registry"
+    return 1
+  fi
+  if [[ $registry == docker.io ]]; then # enroot finds no user name for Docker Hub in the file
+    machine=registry-1.docker.io image_source=docker://$user@${image_source#docker://}
+  fi
+  export ENROOT_CONFIG_PATH=$pipes/enroot
+  mkdir -p "$ENROOT_CONFIG_PATH"
+  {
+    printf 'machine %s login %s password %s\n' "${machine%:*}" "$user" "$password"
+    [[ $machine != *:* ]] || printf 'machine %s login %s password %s\n' "$machine" "$user" "$password"
+    printf 'default login %s password %s\n' "$user" "$password"
+  } >"$ENROOT_CONFIG_PATH/.credentials"
 }
 
 # fetch_image SOURCE FILE: fetches an image while it holds a lock, because another job may fetch the same file.
 fetch_image() {
   mkdir -p "${2%/*}"
   (
+    image_source=$1 code=0
     load_image_login "$1" || exit
     flock 9
-    [[ -e $2 ]] || { "${fetch_command[@]}" "$2.$SLURM_JOB_ID" "$1" && mv "$2.$SLURM_JOB_ID" "$2"; }
+    [[ ! -e $2 ]] || exit 0
+    rm -f "$2.$SLURM_JOB_ID" # from before a requeue
+    "${fetch_command[@]}" "$2.$SLURM_JOB_ID" "$image_source" && mv "$2.$SLURM_JOB_ID" "$2" || code=$?
+    rm -rf "$2.$SLURM_JOB_ID" "$pipes/enroot"
+    exit "$code"
   ) 9>"$2.lock"
+}
+
+# report_pull ROLE FILE: writes the progress of fetching an image to the file "pulling". It counts the bytes of FILE and
+# of the layers in the caches of Apptainer, Singularity and enroot that are newer than the start.
+report_pull() {
+  local bytes
+  bytes=$(find "$2.$SLURM_JOB_ID" \
+    "${APPTAINER_CACHEDIR:-$HOME/.apptainer}/cache/blob" "${SINGULARITY_CACHEDIR:-$HOME/.singularity}/cache/blob" \
+    "${ENROOT_CACHE_PATH:-${XDG_CACHE_HOME:-$HOME/.cache}/enroot}" \
+    -type f -newer "$pipes/fetch_start" -printf '%s\n' 2>/dev/null | awk '{ sum += $1 } END { printf "%.0f", sum }')
+  printf 'role=%s\nimage=%s\nbytes=%s\n' "${role_names[$1]}" "${image_names[$1]}" "$bytes" | write_atomically pulling
+}
+
+# find_error FILE SOURCE: prints the line of a container runtime's output that names the error, at most 300 characters,
+# without control characters and without the messages of the callers that Apptainer writes before the image's name.
+find_error() {
+  local line
+  line=$(sed -e 's/\x1b\[[0-9;]*m//g' "$1" | tr '\r' '\n' | LC_ALL=C tr -d '\000-\010\013-\037\177' |
+    grep -iE '^\[?(FATAL|ERROR|curl:)' | tail -n 1)
+  [[ -n $line ]] || line=$(LC_ALL=C tr -d '\000-\010\013-\037\177' <"$1" | grep '[^[:space:]]' | tail -n 1)
+  [[ $line =~ ^\[?(FATAL|ERROR)(:|\])[[:space:]]*(.*) ]] && line=${BASH_REMATCH[3]}
+  line=${line##*"$2: "}
+  printf '%s' "${line:0:300}"
 }
 
 # check_images: fetches missing images that have a source in a registry; fails the job if an image is missing then.
 check_images() {
-  local r i
+  local r
   for r in "${!role_names[@]}"; do
     [[ -z $outcome && -n ${image_files[r]} && ! -e ${image_files[r]} ]] || continue
-    if [[ -z ${image_sources[r]} ]]; then
-      fail_start "$exit_image_missing" image_missing "there is no container image ${image_files[r]}" "$r"
-      continue
-    fi
-    for ((i = 0; i < role_tasks[r]; i++)); do write_task_state "$r" "$i" state=pulling "image=${image_sources[r]}"; done
-    log_message "fetching ${image_sources[r]}"
-    # Run in the background, because bash runs traps only after a foreground command has ended.
-    { fetch_image "${image_sources[r]}" "${image_files[r]}" 2>&1 | tee "$pipes/fetch.log"; } &
-    while ((!stopping)) && kill -0 "$!" 2>/dev/null; do wait "$!"; done
-    if ((stopping)); then
-      decide stopped stop '' '' "$exit_stopped" stopped
-      return
-    fi
-    [[ -e ${image_files[r]} ]] && continue
-    if grep -qiE 'manifest unknown|not found|name unknown|denied|unauthorized|invalid reference' "$pipes/fetch.log"; then
-      fail_start "$exit_image_missing" image_missing "there is no container image ${image_sources[r]}" "$r"
+    if [[ -n ${image_sources[r]} ]]; then
+      pull_image "$r"
     else
-      fail_start "$exit_image_failed" image_failed "the container image ${image_sources[r]} could not be fetched" "$r"
+      fail_start "$exit_image_missing" image_missing "there is no container image ${image_files[r]}" "$r"
     fi
   done
+}
+
+# Answers of registries and of their clients to a request that fails every time.
+registry_refusal='(manifest|name) unknown|404 not found|(manifest|repository|image).* not found|denied|unauthorized|forbidden|invalid reference'
+
+# pull_image ROLE: fetches the role's image from its registry and reports the progress; fails the job if that fails.
+pull_image() {
+  local i fetch error source=${image_sources[$1]} file=${image_files[$1]}
+  for ((i = 0; i < role_tasks[$1]; i++)); do write_task_state "$1" "$i" state=pulling "image=${image_names[$1]}"; done
+  log_message "fetching $source"
+  : >"$pipes/fetch_start"
+  # Run in the background, because bash runs traps only after a foreground command has ended.
+  { fetch_image "$source" "$file" 2>&1 | tee "$pipes/fetch.log"; } &
+  fetch=$!
+  while ((!stopping)) && kill -0 "$fetch" 2>/dev/null; do
+    report_pull "$1" "$file"
+    sleep 2 >/dev/null 2>&1 &
+    wait -n # for the end of one of the two, or a signal
+  done
+  rm -f pulling
+  if ((stopping)); then
+    rm -f "$file.$SLURM_JOB_ID"
+    decide stopped stop '' '' "$exit_stopped" stopped
+    return
+  fi
+  [[ ! -e $file ]] || return 0
+  error=$(find_error "$pipes/fetch.log" "$source")
+  if grep -qiE "$registry_refusal" <<<"${error/permission denied/}"; then
+    fail_start "$exit_image_missing" image_missing "the registry has no container image $source for you: $error" "$1" "$error"
+  else
+    fail_start "$exit_image_failed" image_failed "the container image $source could not be fetched: $error" "$1" "$error"
+  fi
 }
 
 # If slurmctld hangs, it may create a step although its reply to srun is lost. srun (22.05) repeats the
@@ -269,6 +477,21 @@ start_step() {
   printf 'step %s %s %s\n' "$1" "$code" "$reason" >"$pipes/events"
 }
 
+# use_pyxis_shm ROLE MIB: gives the containers of the role a /dev/shm of this size. Pyxis (0.24) only binds directories, but
+# it passes ENROOT_CONFIG_PATH to enroot, and enroot mounts what the files in mounts.d there say. The person's own
+# configuration of enroot stays in effect.
+# shellcheck disable=SC2329  # step_options calls it
+use_pyxis_shm() {
+  local own=${ENROOT_CONFIG_PATH:-${XDG_CONFIG_HOME:-$HOME/.config}/enroot} dir=$attempt_dir/enroot/$1 entry
+  rm -rf "$dir"
+  mkdir -p "$dir/mounts.d"
+  for entry in "$own"/* "$own/.credentials" "$own"/mounts.d/*; do
+    [[ ! -e $entry || $entry == "$own/mounts.d" ]] || ln -s "$entry" "$dir/${entry#"$own/"}"
+  done
+  printf 'tmpfs /dev/shm tmpfs x-create=dir,rw,nosuid,nodev,mode=1777,size=%sm\n' "$2" >"$dir/mounts.d/90-sluice-shm.fstab"
+  export ENROOT_CONFIG_PATH=$dir
+}
+
 start_steps() {
   local r s pipe
   for r in "${!role_names[@]}"; do # srun reads the pipe of the first role of each component
@@ -289,8 +512,8 @@ start_steps() {
 end_steps() {
   local r
   for r in "${!role_names[@]}"; do
-    ((step_live[step_of[r]])) || continue
-    printf 'stop\n' >&"${go_pipe[r]}" # srun reads the pipe of the first role of each component
+    # The tasks of a component read the pipe of its first role.
+    ((step_live[step_of[r]])) && printf 'stop\n' >&"${go_pipe[r]}"
   done
 }
 
@@ -354,7 +577,7 @@ on_ready() {
   log_message "all $task_count tasks are ready and start"
 }
 
-# on_ended ROLE INDEX EXIT_CODE REASON: handles the end of a task and checks the completion rules.
+# on_ended ROLE INDEX EXIT_CODE REASON [ERROR]: handles the end of a task and checks the completion rules.
 on_ended() {
   [[ -z ${task_ended[$1.$2]-} ]] || return 0
   task_ended[$1.$2]=1
@@ -433,7 +656,7 @@ next_event() {
   partial_line=''
   case $kind in
     ready) on_ready "$a" "$b" "$c" "$d" "$e" "$f" ;;
-    ended) on_ended "$a" "$b" "$c" "$d" ;;
+    ended) on_ended "$a" "$b" "$c" "$d" "$e${f:+ $f}" ;;
     step) on_step "$a" "$b" "$c" ;;
   esac
 }
@@ -511,6 +734,8 @@ finish() {
 
 prepare
 check_directories
+[[ -n $outcome ]] || copy_code
+[[ -n $outcome ]] || log_job
 [[ -n $outcome ]] || make_ssh_keys
 [[ -n $outcome ]] || check_images
 [[ -n $outcome ]] || start_steps

@@ -34,7 +34,7 @@ log=$attempt_dir/logs/$name.log
 state_file=$attempt_dir/tasks/$name.state
 node=${SLURMD_NODENAME:-$(hostname)}
 task_ports=() ip='' state=starting started='' ended='' exit_code='' signal='' reason=''
-task_pid='' kill_timer='' mount_pid='' mount_dir='' stopping=0 interrupted=0
+task_pid='' kill_timer='' mount_pid='' mount_dir='' container='' root_lock='' stopping=0 interrupted=0
 task_dir=${task_dir-} # private directory on the node, mounted in the container at the same path
 
 # ---- Reports ----------------------------------------------------------------------------------
@@ -56,7 +56,8 @@ format_ports() {
   for i in "${!task_ports[@]}"; do printf '%s:%s;' "${port_labels[i]}" "${task_ports[i]}"; done
 }
 
-# finish_task EXIT_CODE REASON: writes the state file, reports to the batch script and exits.
+# finish_task EXIT_CODE REASON [ERROR]: writes the state file, reports to the batch script and exits. ERROR is the
+# message of the program that failed, one line.
 finish_task() {
   exit_code=$1 reason=$2 state=ended ended=$(now)
   ((exit_code > 128 && exit_code < 193)) && signal=$((exit_code - 128))
@@ -66,7 +67,7 @@ finish_task() {
   unmount_image
   [[ -z $task_dir ]] || rm -rf "$task_dir"
   write_state
-  printf 'ended %s %s %s %s\n' "$role" "$index" "$exit_code" "$reason"
+  printf 'ended %s %s %s %s\n' "$role" "$index" "$exit_code" "$reason${3:+ $3}"
   exit "$exit_code"
 }
 
@@ -383,6 +384,115 @@ unmount_image() {
   mount_pid=''
 }
 
+# An enroot image is unpacked once per job, node and image, on the node's own disk; the tasks of the job on the node share
+# it. Starting the image file would need squashfuse processes, which Slurm's SIGTERM ends before the task can save.
+# Each task holds a shared lock while it uses the directory. The last one removes it. What a killed job has left behind
+# is not locked: the person's next task on the node removes it.
+
+# remove_root NAME: removes an unpacked image, while the caller holds its lock. Directories in it may be write-protected.
+# The lock file is last: without it, another task may unpack the image again under the same name.
+remove_root() {
+  local root=${ENROOT_DATA_PATH:?}/${1:?}
+  [[ ! -d $root ]] || chmod -R u+rwX -- "$root" 2>/dev/null
+  rm -rf --one-file-system -- "$root" "$root.ready" "$root.output" "$root".run-*
+  rm -f -- "$root.lock"
+}
+
+# remove_stale_roots: removes the unpacked images on this node that no task uses. Those of this job are left alone: its
+# tasks may be about to use them.
+remove_stale_roots() {
+  local file lock
+  for file in "$ENROOT_DATA_PATH"/*.lock; do
+    [[ -e $file && $file != */sluice-"$SLURM_JOB_ID"-"$restart_count"-* ]] || continue
+    exec {lock}>>"$file"
+    flock --nonblock "$lock" && [[ $file -ef /dev/fd/$lock ]] && remove_root "$(basename -- "$file" .lock)"
+    exec {lock}>&-
+  done
+}
+
+# unpack_image: unpacks the role's image as the container $container. enroot's output goes to the batch log.
+unpack_image() {
+  local output=$ENROOT_DATA_PATH/$container.output error
+  rm -rf --one-file-system -- "${ENROOT_DATA_PATH:?}/$container"
+  "$runtime_program" create --name "$container" "$image_file" >"$output" 2>&1 && : >"$ENROOT_DATA_PATH/$container.ready"
+  cat "$output" >&2
+  [[ ! -e $ENROOT_DATA_PATH/$container.ready ]] || return 0
+  ((stopping)) && finish_task "$exit_stopped" stopped
+  error=$(LC_ALL=C tr -d '\000-\010\013-\037\177' <"$output" | grep -iE 'error|fatal|fail|cannot|could not|no such|no space' | head -n 1)
+  printf 'sluice: the container image %s could not be unpacked on %s: %s\n' "$image_file" "$node" "${error:0:300}" >>"$log"
+  finish_task "$exit_image_failed" image_failed "${error:0:300}"
+}
+
+# owns_lock: false if another task has removed the lock file since this one has opened it.
+owns_lock() { [[ $ENROOT_DATA_PATH/$container.lock -ef /dev/fd/$root_lock ]]; }
+
+is_unpacked() { [[ -e $ENROOT_DATA_PATH/$container.ready ]] && owns_lock; }
+
+# open_root: sets container to the name of the unpacked image, and unpacks it if no other task has done so.
+open_root() {
+  local name key
+  export ENROOT_DATA_PATH=${TMPDIR:-/tmp}/sluice-enroot-$UID
+  mkdir -m 700 "$ENROOT_DATA_PATH" 2>/dev/null
+  if [[ ! -d $ENROOT_DATA_PATH || -L $ENROOT_DATA_PATH || ! -O $ENROOT_DATA_PATH ]]; then
+    printf 'sluice: %s cannot be used on %s\n' "$ENROOT_DATA_PATH" "$node" >>"$log"
+    finish_task "$exit_image_failed" image_failed "$ENROOT_DATA_PATH is not a directory of yours on $node"
+  fi
+  remove_stale_roots
+  key=$(cksum <<<"$image_file")
+  name=sluice-$SLURM_JOB_ID-$restart_count-${key%% *}
+  trap close_root EXIT
+  while :; do
+    exec {root_lock}>>"$ENROOT_DATA_PATH/$name.lock"
+    container=$name
+    flock --shared "$root_lock" # waits while another task unpacks the image
+    is_unpacked && break
+    # Without waiting: a task that has unpacked the image in the meantime keeps its shared lock while it runs.
+    if flock --nonblock "$root_lock"; then
+      ! owns_lock || is_unpacked || unpack_image
+      flock --shared "$root_lock" # not atomic, so the directory may be gone now
+      is_unpacked && break
+    fi
+    ((stopping)) && finish_task "$exit_stopped" stopped
+    sleep 0.2
+    exec {root_lock}>&-
+  done
+  export ENROOT_RUNTIME_PATH=$ENROOT_DATA_PATH/$name.run-$role-$index
+  mkdir -p "$ENROOT_RUNTIME_PATH"
+}
+
+# close_root: removes the unpacked image if no other task uses it.
+close_root() {
+  [[ -n $container ]] || return 0
+  rmdir "${ENROOT_RUNTIME_PATH:-/}" 2>/dev/null
+  if flock --nonblock "$root_lock" && owns_lock; then remove_root "$container"; fi
+  container=''
+}
+
+# ---- Shared memory ------------------------------------------------------------------------------
+
+# Apptainer gives containers the node's /dev/shm and has no option for its size. So it runs in a mount namespace with a
+# tmpfs there. Mounting needs a user namespace in which the person is root; the container starts in a second one, in
+# which the person has the usual numbers and no privileges.
+# shellcheck disable=SC2016  # the second shell expands the variables
+mount_shm='user=$1 group=$2 size=$3
+shift 3
+mount -t tmpfs -o "size=${size}m,mode=1777,nosuid,nodev" tmpfs /dev/shm &&
+  exec unshare --user --map-user="$user" --map-group="$group" -- "$@"'
+
+# use_own_shm: changes argv so that the container gets a /dev/shm of its own. If the node does not allow that, the
+# container gets the node's, and the log says so.
+use_own_shm() {
+  local shm_argv=(unshare --user --map-root-user --mount --propagation slave --
+    /bin/sh -c "$mount_shm" sh "$UID" "$(id -g)" "$shm_mib")
+  if ! "${shm_argv[@]}" true >/dev/null 2>&1; then
+    printf 'sluice: shmMB has no effect on %s, because it does not allow user namespaces: /dev/shm is the one of the node\n' "$node" >>"$log"
+    return
+  fi
+  # setuid programs have no effect in a user namespace
+  [[ " ${argv[*]} " == *' --userns '* ]] || ! needs_user_namespace || argv+=(--userns)
+  argv=("${shm_argv[@]}" "${argv[@]}")
+}
+
 # make_task_dir: makes task_dir; removes those of tasks that were killed on this node. The name has the process id of
 # task.sh. TMPDIR may be longer than a unix socket's path allows (107 bytes).
 make_task_dir() {
@@ -418,15 +528,11 @@ container_argv() {
       # PMIx clients read shared files of slurmstepd's PMIx server.
       ((!srun_mpi)) || [[ ! -d ${PMIX_SERVER_TMPDIR-} ]] || argv+=(--bind "${PMIX_SERVER_TMPDIR%/}")
       mount_image
+      ((!shm_mib)) || use_own_shm
       [[ -z $gpu_option ]] || ((!role_gpus)) || argv+=("$gpu_option")
       ;;
     enroot)
-      # The container's name must be unique in the cluster, because nodes may share enroot's data directory.
-      container=sluice-$SLURM_JOB_ID-$role-$index-$restart_count
-      export ENROOT_RUNTIME_PATH=${TMPDIR:-/tmp}/enroot-$UID-$SLURM_JOB_ID
-      mkdir -p "$ENROOT_RUNTIME_PATH"
-      "$runtime_program" create --name "$container" "$image_file" >>"$log" 2>&1 || finish_task "$exit_image_failed" image_failed
-      trap '"$runtime_program" remove --force "$container" >/dev/null 2>&1' EXIT
+      open_root
       argv=("$runtime_program" start --rw)
       ;;
     pyxis | none) return ;; # pyxis: srun has started this script in the container; none: there is no container
@@ -440,7 +546,7 @@ container_argv() {
     esac
   done
   if [[ $runtime == enroot ]]; then
-    ((shm_mib)) && argv+=(--mount "tmpfs:/dev/shm:tmpfs:x-create=dir,size=${shm_mib}m")
+    ((shm_mib)) && argv+=(--mount "tmpfs:/dev/shm:tmpfs:x-create=dir,rw,nosuid,nodev,mode=1777,size=${shm_mib}m")
     argv+=("$container")
   else
     argv+=("$image_root")
@@ -495,14 +601,27 @@ read_requests() {
   done
 }
 
+# choose_gpu_devices: sets the variables by which enroot's NVIDIA hook (98-nvidia) decides what it mounts: nothing
+# without NVIDIA_VISIBLE_DEVICES, and no CUDA library without NVIDIA_DRIVER_CAPABILITIES. Variables set here take
+# precedence over those of the image.
+choose_gpu_devices() {
+  [[ $runtime == enroot || $runtime == pyxis ]] || return 0
+  export NVIDIA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-void}
+  [[ $runtime == enroot ]] && ((role_gpus)) || return 0
+  grep -qs '^NVIDIA_DRIVER_CAPABILITIES=' "$ENROOT_DATA_PATH/$container/etc/environment" ||
+    export NVIDIA_DRIVER_CAPABILITIES=compute,utility
+}
+
 # run_task: runs the task in its container and waits for its end; sets exit_code.
 run_task() {
   local argv=() input
   ((role_gpus)) || export CUDA_VISIBLE_DEVICES=
   [[ $ssh_mode == off ]] || write_ssh_config
-  build_environment
   mount_hosts
   container_argv
+  ((stopping)) && finish_task "$exit_stopped" stopped
+  choose_gpu_devices
+  build_environment
   [[ $ssh_mode == off ]] || accept_sessions
   exec {input}< <(printf '%s\n' "${environment[@]}") # a pipe, so that values of secrets are not written to disk
   set -m # the task gets a process group, so that signals reach all its processes
@@ -527,9 +646,9 @@ run_task() {
 }
 
 # hold_for_debugging: waits, so that a failed task of a job with isDebug keeps its node for inspection. Returns when
-# the job is stopped or someone creates the file "release" in the attempt's directory.
+# the job is stopped or Sluice creates the file "release" in the attempt's directory.
 hold_for_debugging() {
-  state=debug
+  state=debug task_pid='' # the task's process group has ended: on_term must not signal its number
   write_state
   until ((stopping)) || [[ -e $attempt_dir/release ]]; do sleep 2; done
 }

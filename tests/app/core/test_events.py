@@ -312,6 +312,27 @@ class TestSocket:
         assert events[0]["number"] < events[1]["number"]
         await ws.disconnect()
 
+    async def test_socket_of_one_job_sends_its_events_and_watches_it(
+        self, scenario: Scenario
+    ) -> None:
+        job, other = (
+            await sync_to_async(scenario.job)("one"),
+            await sync_to_async(scenario.job)("two"),
+        )
+        assert job.watched_until is None
+        ws = await open_socket(scenario.bob, f"/ws/events?job={job.pk}")
+        assert (await read_frame(ws))["type"] == "hello"
+        await sync_to_async(job.refresh_from_db)()
+        assert job.watched_until is not None
+        for each in (other, job):
+            await sync_to_async(actions.stop_job)(job=each, by=scenario.alice)
+        (event,) = (await read_frame(ws))["events"]
+        assert (event["job"], event["kind"]) == (str(job.pk), "stop")
+        await ws.disconnect()
+        for job_id in (job.pk, "nonsense"):
+            outsider = await open_socket(scenario.carol, f"/ws/events?job={job_id}")
+            assert await read_close_code(outsider) == 4404
+
     async def test_resume_by_number_has_no_gap_and_no_duplicate(self, scenario: Scenario) -> None:
         first = await sync_to_async(scenario.job)("one")
         since = await sync_to_async(last_event_number)()

@@ -142,6 +142,7 @@ def test_apps_register_their_passes(scenario: Scenario) -> None:
         assert [work.name for work in passes] == [
             *("diagnostics", "capacity", "accounting"),
             *("submit", "control", "poll", "task_states", "remove_files", "upload_cleanup"),
+            "image_list",
         ]
     finally:
         for work in passes:

@@ -42,12 +42,12 @@ def mark_ended(job: Job, state: str = "FAILED") -> Job:
 
 class TestAccess:
     ALLOWED_ACTIONS: dict[str, set[str]] = {
-        "alice": {"view", "edit", "stop", "delete", "time_limit", "retry", "clone"},
+        "alice": {"view", "edit", "stop", "release", "delete", "time_limit", "retry", "clone"},
         "bob": {"view", "clone"},
         "viewer": {"view", "clone"},  # the target namespace is checked when the clone is created
-        "chief": {"view", "clone", "stop", "delete", "time_limit"},
+        "chief": {"view", "clone", "stop", "release", "delete", "time_limit"},
         "carol": set(),
-        "admin": {"view", "edit", "stop", "delete", "time_limit", "retry", "clone"},
+        "admin": {"view", "edit", "stop", "release", "delete", "time_limit", "retry", "clone"},
     }
 
     @pytest.mark.parametrize("username", sorted(ALLOWED_ACTIONS))
@@ -260,6 +260,18 @@ class TestRetryAndClone:
         assert [mine.name, third.name] == ["train-2", "train-3"]
         with pytest.raises(NotAllowed):
             actions.clone_job(job=job, by=scenario.viewer)
+
+    def test_clone_gets_a_name_that_no_ended_job_has(self, scenario: Scenario) -> None:
+        job = mark_ended(scenario.job())
+        copy = mark_ended(actions.clone_job(job=job, by=scenario.alice))
+        assert (copy.name, copy.warnings) == ("train-2", [])
+        same_name = actions.clone_job(job=job, by=scenario.alice, name="train-2")
+        assert [warning["path"] for warning in same_name.warnings] == ["jobName"]
+        other = actions.clone_job(job=mark_ended(same_name), by=scenario.alice)
+        assert (other.name, other.warnings) == ("train-3", [])
+        actions.delete_job(job=copy, by=scenario.alice)
+        actions.delete_job(job=same_name, by=scenario.alice)
+        assert actions.find_unused_name(scenario.alice, "train-2") == "train-2"
         with pytest.raises(NotAllowed):
             actions.clone_job(job=job, by=scenario.carol)
 

@@ -70,6 +70,7 @@ def api_data(settings: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> A
     scenario = make_scenario()
     live = scenario.job("live")
     scenario.create_live_attempt(live)
+    Job.objects.filter(pk=live.pk).update(keeps_failed_tasks=True)
     ended = scenario.job("ended")
     Job.objects.filter(pk=ended.pk).update(state="FAILED")
     Attempt.objects.create(
@@ -166,6 +167,7 @@ CASES = [
     EndpointCase("DELETE", "job", live("?stop_first=1"), (401, 404, 403, 403, 202, 202, 202)),
     EndpointCase("DELETE", "job", live(), (401, 404, 403, 403, 409, 409, 409)),
     EndpointCase("POST", "job-stop", live("/stop"), NAMESPACE_ADMINS),
+    EndpointCase("POST", "job-release", live("/release"), NAMESPACE_ADMINS),
     EndpointCase("POST", "job-retry", ended("/retry"), OWNER_AND_ADMIN),
     EndpointCase("POST", "job-clone", ended("/clone"), (401, 404, 403, 201, 201, 201, 201), lambda w: {}),
     EndpointCase("GET", "job-spec", live("/spec"), NAMESPACE_READERS),
@@ -198,6 +200,8 @@ CASES = [
     EndpointCase("GET", "capacity", fixed_path("/capacity"), EVERYONE),
     EndpointCase("GET", "specs", fixed_path("/specs"), EVERYONE),
     EndpointCase("GET", "specs", fixed_path("/specs?namespace=lab"), NAMESPACE_READERS),
+    EndpointCase("GET", "frameworks", fixed_path("/frameworks"), EVERYONE),
+    EndpointCase("GET", "frameworks", fixed_path("/frameworks?namespace=lab"), NAMESPACE_READERS),
     EndpointCase("GET", "me", fixed_path("/me"), EVERYONE),
     EndpointCase("GET", "job-file-schema", fixed_path("/job-file-schema"), EVERYONE),
     EndpointCase("GET", "api-tokens", fixed_path("/tokens"), EVERYONE),

@@ -284,6 +284,76 @@ def test_idempotency_key_of_failed_request_is_reusable(alice: Client) -> None:
     assert send(alice, "jobs", JOB, headers={"idempotency-key": "x" * 300}).status_code == 400
 
 
+def test_name_that_was_used_before_gives_a_warning_and_the_next_free_name(
+    alice: Client, scenario: Scenario
+) -> None:
+    first = send(alice, "jobs", JOB).json()
+    assert first["warnings"] == []
+    refused = send(alice, "jobs", JOB).json()
+    assert refused["code"] == "name_taken"
+    assert f"{first['name']}-2" in refused["detail"]
+    (warning,) = send(alice, "jobs/plan", JOB).json()["warnings"]
+    assert (warning["path"], "refused" in warning["message"]) == ("jobName", True)
+    Job.objects.filter(pk=first["id"]).update(state="COMPLETED", ended_at=timezone.now())
+    second = send(alice, "jobs", JOB)
+    assert (second.status_code, second.json()["name"]) == (201, first["name"])
+    (warning,) = second.json()["warnings"]
+    assert (warning["path"], f"{first['name']}-2 is free" in warning["message"]) == (
+        "jobName",
+        True,
+    )
+    for number in (2, 3):
+        job = send(alice, "jobs", {"job": JOB, "unique_name": True}).json()
+        assert (job["name"], job["warnings"]) == (f"{first['name']}-{number}", [])
+    assert send(alice, "jobs", {"job": JOB, "unique_name": "yes"}).status_code == 400
+    bob = client_for(scenario.bob)
+    assert send(bob, "jobs", JOB).json()["warnings"] == []  # names are unique per person
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "words"),
+    [
+        ({"dataDir": "hdfs://nn:9000/x"}, "dataDir", "hdfs://nn:9000/x is not a directory"),
+        ({"outputDir": "/d/$PAI_TASK_INDEX"}, "outputDir", "$PAI_TASK_INDEX has no value"),
+        ({"image": None}, "taskRoles[0].image", "namespace lab has no default image"),
+    ],
+)
+def test_job_that_cannot_get_its_directories_or_image_is_refused(
+    alice: Client, change: dict[str, Any], path: str, words: str
+) -> None:
+    job = {**JOB, **change}
+    refused = send(alice, "jobs", job)
+    assert refused.status_code == 422
+    (problem,) = refused.json()["errors"]
+    assert (problem["path"], words in problem["message"]) == (path, True)
+    (problem,) = send(alice, "jobs/plan", job).json()["problems"]
+    assert problem["path"] == path
+    assert problem["suggestion"]
+
+
+def test_uri_is_mapped_and_image_left_out_where_the_site_provides_them(
+    alice: Client, scenario: Scenario
+) -> None:
+    scenario.cluster.storages = {"hdfs://nn:9000": "/data/hdfs"}
+    scenario.cluster.save()
+    scenario.lab.default_image = "busybox"
+    scenario.lab.save()
+    job = {name: value for name, value in JOB.items() if name != "image"}
+    plan = send(alice, "jobs/plan", {**job, "dataDir": "hdfs://nn:9000/x"}).json()
+    assert plan["problems"] == []
+    assert "required_dirs=(/data/hdfs/x)" in plan["script"]
+    assert "hdfs:" not in plan["script"]
+
+
+def test_commands_that_look_for_the_code_in_model_dir_give_a_warning(alice: Client) -> None:
+    role = {**JOB["taskRoles"][0], "command": "python3 $MODEL_DIR/train.py"}
+    job = {**JOB, "codeDir": "~/code", "taskRoles": [role]}
+    (warning,) = send(alice, "jobs/plan", job).json()["warnings"]
+    assert warning["path"] == "taskRoles[0].command"
+    assert "PAI_CODE_DIR" in warning["message"]
+    assert send(alice, "jobs/plan", {**job, "modelDir": "~/models"}).json()["warnings"] == []
+
+
 # Uploads
 
 
@@ -408,6 +478,23 @@ def test_template_requires_its_parameters(alice: Client) -> None:
     assert wrong.json()["errors"][0]["code"] == "unknown_parameter"
 
 
+@pytest.mark.parametrize(
+    ("language", "expected"),
+    [("en", "the tasks use /dev/shm of the node"), ("zh-hans", "任务使用节点的 /dev/shm")],
+)
+def test_shm_without_effect_is_warned_about(
+    alice: Client, scenario: Scenario, language: str, expected: str
+) -> None:
+    role = {"name": "w", "command": "date", "memoryMB": 500, "shmMB": 200}
+    job = {"jobName": "shm", "namespace": "lab", "image": "busybox", "taskRoles": [role]}
+    headers = {"HTTP_ACCEPT_LANGUAGE": language}
+    assert send(alice, "jobs/plan", job, **headers).json()["warnings"] == []
+    Cluster.objects.update(runtime="none")
+    (warning,) = send(alice, "jobs/plan", job, **headers).json()["warnings"]
+    assert warning["path"] == "taskRoles[0].shmMB"
+    assert expected in warning["message"]
+
+
 def test_image_login_is_written_to_role_data_only(alice: Client, scenario: Scenario) -> None:
     login = "uri: registry.lab/x:1, auth: {username: reader, password: it's secret}"
     text = V2.replace("uri: busybox", login)
@@ -431,7 +518,7 @@ def test_image_login_is_written_to_role_data_only(alice: Client, scenario: Scena
     assert Job.objects.count() == 2
     assert "s secret" not in sent.content.decode() + json.dumps(plan)
     assert "has_image_logins=1" in plan["script"]
-    Cluster.objects.update(runtime="enroot")
+    Cluster.objects.update(runtime="none")
     planned = send(alice, "jobs/plan", text, content_type="application/yaml").json()
     assert any("registry.lab/x:1" in warning["message"] for warning in planned["warnings"])
 

@@ -136,30 +136,62 @@ def test_tar_contains_files_and_directories_but_no_symlinks(alice: Client, job: 
         assert file.read() == bytes(range(256)) * 10
 
 
-@pytest.mark.parametrize("named", [True, False], ids=["outputDir", "by default"])
-def test_output_root_is_output_dir_or_task_directory(
-    scenario: Scenario, alice: Client, job: Job, named: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("root", ["output", "model"])
+@pytest.mark.parametrize("named", [True, False], ids=["named", "by default"])
+def test_output_and_model_roots_are_named_or_own_directories(
+    scenario: Scenario,
+    alice: Client,
+    job: Job,
+    root: str,
+    named: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without outputDir the root is the tasks' working directory, readable by everyone who may view the job."""
+    """Everyone who may view the job may read its own directories; only the owner those that the job file names."""
     attempt = Attempt.objects.get(job=job)
     top = Path(attempt.work_dir).parent
     work_dir = top / "jobs" / str(job.pk) / "1"
-    (work_dir / "work").mkdir(parents=True)
-    (work_dir / "work" / "model.bin").touch()
-    (top / "results").mkdir()
-    (top / "results" / "best.bin").touch()
+    work_dir.mkdir(parents=True)
     Attempt.objects.update(work_dir=str(work_dir))
-    job.spec["outputDir"] = f"{top}/results" if named else ""
+    job.spec[f"{root}Dir"] = "~/results" if named else ""
     job.save()
     monkeypatch.setattr(
-        "jobs.files.get_passwd_entry", lambda cluster, name: PasswdEntry(name, 1000, "/home/nobody")
+        "jobs.files.get_passwd_entry", lambda cluster, name: PasswdEntry(name, 1000, str(top))
     )
-    url = f"/api/v1/jobs/{job.pk}/files?root=output"
+    url = f"/api/v1/jobs/{job.pk}/files?root={root}"
+    missing = alice.get(url)
+    assert (missing.status_code, "when the job starts" in missing.json()["detail"]) == (404, True)
+    directory = top / "results" if named else work_dir.parent / root
+    directory.mkdir()
+    (directory / "best.bin").touch()
     listed = alice.get(url)
     assert listed.status_code == 200, listed.content
-    expected = ["best.bin"] if named else ["model.bin"]
-    assert [item["name"] for item in listed.json()["items"]] == expected
+    assert [item["name"] for item in listed.json()["items"]] == ["best.bin"]
     assert client_for(scenario.bob).get(url).status_code == (403 if named else 200)
+
+
+def test_own_output_directory_that_is_a_symlink_is_for_the_owner_only(
+    scenario: Scenario, alice: Client, job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = Attempt.objects.get(job=job)
+    top = Path(attempt.work_dir).parent
+    work_dir = top / "jobs" / str(job.pk) / "1"
+    work_dir.mkdir(parents=True)
+    Attempt.objects.update(work_dir=str(work_dir))
+    (work_dir.parent / "output").symlink_to(top)
+    url = f"/api/v1/jobs/{job.pk}/files?root=output"
+    assert client_for(scenario.bob).get(url).status_code == 403
+    assert alice.get(url).status_code == 200
+
+
+def test_ffdl_job_has_no_model_directory(alice: Client, job: Job) -> None:
+    job.spec["importedFrom"] = "ffdl"
+    job.save()
+    Attempt.objects.update(work_dir=f"/w/jobs/{job.pk}/1")
+    response = alice.get(f"/api/v1/jobs/{job.pk}/files?root=model")
+    assert (response.status_code, response.json()["detail"]) == (
+        404,
+        "This job has no model directory.",
+    )
 
 
 @pytest.mark.parametrize("output", ["link", "dots", "own"])

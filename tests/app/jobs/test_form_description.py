@@ -61,7 +61,14 @@ def test_groups_and_order_follow_the_model_with_professional_fields_last() -> No
     for part, groups in GROUPS.items():
         assert description[part].keys() == groups
     names = [field["name"] for field in description["job"]["basics"]]
-    assert names[:5] == ["jobName", "namespace", "description", "image", "timeLimit"]
+    assert names[:6] == [
+        "jobName",
+        "namespace",
+        "description",
+        "image",
+        "gpuType",
+        "timeLimit",
+    ]
     for group in (*description["job"].values(), *description["role"].values()):
         professional = [field["professional"] for field in group]
         assert professional == sorted(professional)
@@ -72,7 +79,7 @@ def test_new_rows_have_required_fields_and_defaults() -> None:
     assert rows == {
         "parameters": {"key": ""},
         "portList": {"label": "", "beginAt": 0, "portNumber": 1},
-        "mounts": {"source": "", "target": ""},
+        "mounts": {"target": ""},
         "alerts.event": {"event_checker": "FAILED", "alert_level": "warning"},
         "alerts.overtime": {"overtime_checker": 24, "alert_level": "warning"},
     }
@@ -92,7 +99,11 @@ def test_localized_schema_is_a_copy() -> None:
 def test_submit_page_has_a_control_for_every_field(scenario: Scenario) -> None:
     UnixAccount.objects.create(user=scenario.alice, cluster=scenario.cluster, unix_user="u-alice")
     page = client_for(scenario.alice).get("/submit").content.decode()
-    special = {"framework": "data-preset", "code": "data-code-source"}
+    special = {
+        "framework": "data-preset",
+        "version": "data-version",
+        "code": "data-code-source",
+    }
     attributes = {"rows": "data-rows", "map": "data-map"}
     for field in all_fields(describe_form()):
         if field["control"] in ("rows", "section"):

@@ -138,7 +138,9 @@ def test_only_namespace_members_can_open_a_job(
     assert client.get(reverse(name, args=[job.pk])).status_code == status
 
 
-@pytest.mark.parametrize("action", ["stop", "retry", "clone", "delete", "time-limit", "describe"])
+@pytest.mark.parametrize(
+    "action", ["stop", "release", "retry", "clone", "delete", "time-limit", "describe"]
+)
 def test_outsiders_cannot_act_on_a_job(scenario: Scenario, action: str) -> None:
     job = scenario.job()
     before = Job.objects.filter(pk=job.pk).values().get()

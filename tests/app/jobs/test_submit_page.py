@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -91,8 +92,57 @@ def test_default_job_has_no_problems(scenario: Scenario) -> None:
     assert response["problems"] == []
     assert response["preview"]["startsNow"] is True
     assert response["preview"]["lines"] == ["1 node of cpu: 1 × main (1 CPU, 500 MB)"]
-    assert response["preview"]["machineHours"] == pytest.approx(0.167)
+    assert "timeLimit" not in default_document  # the namespace's default applies
+    assert response["preview"]["machineHours"] is None  # no size, so no price
     assert "#SBATCH" in response["preview"]["script"]
+
+
+def test_cost_and_gpu_hours_of_a_plan(scenario: Scenario) -> None:
+    scenario.lab.partitions = ["gpu", "cpu"]
+    scenario.lab.save()
+    ResourceSpec.objects.create(
+        name="a100", title="a100", cpus=2, mem_mib=4000, gpus=1, gpu_type="a100", price=4
+    )
+    role = {"name": "main", "taskNumber": 2, "cpuNumber": 2, "memoryMB": 4000, "gpuNumber": 1}
+    job = document(taskRoles=[{**role, "command": "true"}], timeLimit="3h", gpuType="a100")
+    preview = check(client_for(scenario.alice), document=job)["preview"]
+    assert (preview["machineHours"], preview["gpuHours"]) == (24, 6)
+
+
+def test_every_field_has_a_tip(scenario: Scenario) -> None:
+    text = client_for(scenario.alice).get("/submit").content.decode()
+    labelled = set(re.findall(r'<label class="form-label[^"]*" for="([fr]-[^"]+)"', text))
+    tips = set(re.findall(r'role="tooltip" id="([fr]-[^"]+)-tip" hidden>[^<]', text))
+    assert labelled - tips == set()
+    assert {
+        "r-memoryMB",
+        "r-shmMB",
+        "r-name",
+        "f-gpuType",
+        "f-preset",
+        "f-version",
+        "r-size",
+    } <= tips
+
+
+def test_check_warns_about_a_name_that_was_used_before(scenario: Scenario) -> None:
+    client = client_for(scenario.alice)
+    assert check(client, document=document(jobName="new"), format="json")["warnings"] == []
+    scenario.job("used")
+    (warning,) = check(client, document=document(jobName="used"), format="json")["warnings"]
+    assert (warning["path"], "used-2 is free" in warning["message"]) == ("jobName", True)
+
+
+def test_check_names_the_role_without_an_image(scenario: Scenario) -> None:
+    without_image = {k: v for k, v in document().items() if k != "image"}
+    (problem,) = check(client_for(scenario.alice), document=without_image, format="json")[
+        "problems"
+    ]
+    assert (problem["path"], problem["code"]) == ("taskRoles[0].image", "no_image")
+    scenario.lab.default_image = "busybox"
+    scenario.lab.save()
+    response = check(client_for(scenario.alice), document=without_image, format="json")
+    assert response["problems"] == []
 
 
 def test_default_job_has_the_smallest_size_and_a_free_name(scenario: Scenario) -> None:

@@ -9,7 +9,7 @@ import pytest
 from django.db import connection, transaction
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
-from django.utils import timezone
+from django.utils import timezone, translation
 
 from clusters.errors import CommandTimeout, SlurmUnavailable, SubmitRejected
 from clusters.models import EngineLease, store_status
@@ -31,9 +31,10 @@ from jobs.lifecycle.transitions import (
     ObservationStatus,
     Transition,
     decide_observation,
+    decide_refusal,
 )
 from jobs.models import Attempt, Job, JobSecret, Task
-from jobs.script.task_state import ScriptResult, TaskState
+from jobs.script.task_state import ScriptResult, TaskState, parse_script_result
 from jobs.sync.observations import build_observation, select_leading_record
 from jobs.sync.outcomes import apply_outcome
 from jobs.sync.poller import ObservedRecord, Poller
@@ -43,7 +44,9 @@ from jobs.sync.task_reader import (
     interpret_script_result,
     merge_task_states,
     parse_reports,
+    save_task_states,
 )
+from jobs.templatetags.job_tags import task_rows
 from tests.app.scenario import Scenario
 
 pytestmark = pytest.mark.django_db
@@ -255,6 +258,25 @@ def new_poller(scenario: Scenario) -> Poller:
     return Poller(context, TaskReader(context))
 
 
+def create_poller(scenario: Scenario) -> Poller:
+    lease = Lease.acquire(scenario.cluster, "me")
+    assert lease is not None
+    context = PassContext(scenario.cluster, lease)
+    return Poller(context, TaskReader(context))
+
+
+def create_attempt_with_kept_task(scenario: Scenario) -> Attempt:
+    """Create a running job with isDebug whose only task has failed and is kept."""
+    attempt = scenario.create_live_attempt(scenario.job())
+    Job.objects.update(keeps_failed_tasks=True)
+    Task.objects.create(attempt=attempt, role="worker", index=0)
+    report = AttemptReport(None, (TaskState("worker", 0, "debug", host="n1", exit_code=7),))
+    save_task_states([attempt], {attempt.pk: report}, ended_ids=())
+    attempt.job.refresh_from_db()
+    assert attempt.job.kept_task_count == 1
+    return attempt
+
+
 def age_end(poller: Poller, attempt_id: int, seconds: float) -> None:
     """Move the time at which the attempt's end was first seen into the past."""
     memory = poller._memory[attempt_id]
@@ -453,7 +475,10 @@ class TestReports:
             ("", 3, "end.task-exit", FailureKind.NONE),
             ("", 139, "end.task-signal", FailureKind.NONE),
             ("image_missing", 201, "end.image-missing", FailureKind.PERMANENT),
+            ("image_failed", 202, "end.image-failed", FailureKind.NONE),
             ("mount_missing", 203, "end.mount-missing", FailureKind.PERMANENT),
+            ("code_too_large", 210, "end.code-too-large", FailureKind.PERMANENT),
+            ("code_failed", 211, "end.code-failed", FailureKind.NONE),
             ("out_of_memory", 137, "end.task-memory", FailureKind.NONE),
             ("lost", 205, "end.task-lost", FailureKind.NONE),
             ("launch_failed", 206, "end.launch-failed", FailureKind.TRANSIENT),
@@ -469,7 +494,60 @@ class TestReports:
         assert "w-0" in render_reason(result_reason) or code in (
             "end.mount-missing",
             "end.launch-failed",
+            "end.code-too-large",
+            "end.code-failed",
         )
+
+    def test_reason_of_a_too_large_code_directory_has_its_size(self) -> None:
+        result = ScriptResult("failed", "start", "", None, 210, "code_too_large", error="512")
+        reason, _ = interpret_script_result(result)
+        assert reason is not None
+        assert render_reason(reason).startswith("The code directory has 512 MB; at most 200 MB")
+
+    @pytest.mark.parametrize(
+        ("reason", "error", "code", "chinese"),
+        [
+            ("image_missing", "", "end.image-not-on-cluster", "集群上没有"),
+            ("image_missing", "manifest unknown", "end.image-refused", "镜像仓库没有提供"),
+            ("image_failed", "no such host", "end.image-error", "拉取或解包失败"),
+        ],
+    )
+    def test_image_reason_names_the_image_and_the_error(
+        self, reason: str, error: str, code: str, chinese: str
+    ) -> None:
+        text = f"outcome=failed\nrule=start\nrole=w\nindex=0\nexit_code=201\nreason={reason}\nimage=org/app:1\nerror={error}\n"
+        found, _ = interpret_script_result(parse_script_result(text))
+        assert found is not None
+        assert found.code == code
+        for language, expected in (("en", "w-0"), ("zh-hans", chinese)):
+            with translation.override(language):
+                shown = render_reason(found)
+            assert expected in shown
+            assert "org/app:1" in shown
+            assert error in shown
+
+    def test_texts_in_result_files_are_cleaned_and_bounded(self) -> None:
+        text = f"outcome=failed\nexit_code=202\nimage={'i' * 900}\nerror=a\x1b[31m\x07b\u202e{'x' * 900}\n"
+        result = parse_script_result(text)
+        assert result.error == ("a[31mb" + "x" * 900)[:300]
+        assert len(result.image) == 255
+
+    def test_progress_of_an_image_is_saved_for_the_tasks_that_wait_for_it(self) -> None:
+        text = (
+            "\x1e/w/a/1\npulling:role=w\npulling:image=org/app:1\npulling:bytes=2500000\n"
+            "tasks/w-0.state:role=w\ntasks/w-0.state:index=0\ntasks/w-0.state:state=pulling\n"
+            "tasks/ps-0.state:role=ps\ntasks/ps-0.state:index=0\ntasks/ps-0.state:state=pulling\n"
+        )
+        tasks = [Task(role="w", index=0), Task(role="ps", index=0)]
+        merge_task_states(tasks, parse_reports(text)["/w/a/1"].tasks, ended=False)
+        assert [(t.state, t.pulled_bytes) for t in tasks] == [
+            ("pulling", 2500000),
+            ("pulling", None),
+        ]
+        assert "2.5 MB" in task_rows(tasks[:1], {})
+        assert " MB" not in task_rows(tasks[1:], {})
+        merge_task_states(tasks, [TaskState("w", 0, "starting")], ended=False)
+        assert (tasks[0].state, tasks[0].pulled_bytes) == ("waiting", None)
 
     def test_unfinished_tasks_are_stopped_with_the_job(self) -> None:
         tasks = [Task(role="w", index=n) for n in range(3)]
@@ -482,6 +560,124 @@ class TestReports:
         assert len(merge_task_states(tasks, states, ended=True)) == 2
         assert [t.state for t in tasks] == ["succeeded", "stopped", "stopped"]
         assert merge_task_states(tasks, [], ended=True) == []
+
+    def test_kept_task_failed_when_its_job_ends(self) -> None:
+        tasks = [Task(role="w", index=n) for n in range(2)]
+        kept = TaskState("w", 0, "debug", host="n1", exit_code=7)
+        merge_task_states(tasks, [kept], ended=False)
+        assert [(t.state, t.exit_code) for t in tasks] == [("kept", 7), ("waiting", None)]
+        merge_task_states(tasks, [kept], ended=True)
+        assert [t.state for t in tasks] == ["failed", "stopped"]
+
+    def test_task_without_state_file_waits_after_requeue(self) -> None:
+        task = Task(role="w", index=0, state="kept", node="n1", exit_code=7)
+        assert merge_task_states([task], [], ended=False) == [task]
+        assert (task.state, task.node, task.exit_code) == ("waiting", "", None)
+        assert merge_task_states([task], [], ended=False) == []
+
+    @pytest.mark.parametrize(
+        ("slurm_state", "waited_s", "must_wait"),
+        [("TIMEOUT", 0, True), ("TIMEOUT", 6, False), ("FAILED", 6, True), ("FAILED", 16, False)],
+    )
+    def test_end_waits_for_task_states(
+        self,
+        scenario: Scenario,
+        monkeypatch: pytest.MonkeyPatch,
+        slurm_state: str,
+        waited_s: int,
+        must_wait: bool,
+    ) -> None:
+        poller = create_poller(scenario)
+        monkeypatch.setattr(poller._task_reader, "fetch_reports", lambda ids: None)
+        observation = Observation(ObservationStatus.FOUND, slurm_state=slurm_state)
+        poller._seconds_since_end(1)
+        age_end(poller, 1, waited_s)
+        assert poller._read_reports({1: observation}) == ({1} if must_wait else set())
+
+    def test_reports_of_many_attempts_are_read_at_once(
+        self, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Several commands per user in one call; a failing command is not repeated."""
+        reader = create_poller(scenario)._task_reader
+        job = scenario.job()
+        Attempt.objects.bulk_create(
+            Attempt(
+                job=job, cluster=job.cluster, number=n, unix_user="alice", work_dir=f"/w/jobs/j/{n}"
+            )
+            for n in range(1, 251)
+        )
+        sizes: list[int] = []
+
+        def read(user: str, attempts: list[tuple[int, str]], callback: Any) -> None:
+            sizes.append(len(attempts))
+            if len(sizes) < 4:
+                callback({attempt_id: AttemptReport(None, ()) for attempt_id, _ in attempts})
+
+        monkeypatch.setattr(reader, "_read_user_files", read)
+        ids = list(Attempt.objects.values_list("pk", flat=True))
+        reader.fetch_reports(ids)
+        assert sizes == [100, 100, 50]
+        reader.keep_reports(ids[:10])
+        assert [reader.get_report(pk) is not None for pk in ids[9:11]] == [True, False]
+        reader.fetch_reports(ids[10:12])
+        assert sizes == [100, 100, 50, 2]
+
+    @pytest.mark.parametrize("has_report", [True, False])
+    def test_tasks_end_in_the_transaction_of_the_job(
+        self, scenario: Scenario, has_report: bool
+    ) -> None:
+        job = scenario.job()
+        attempt = scenario.create_live_attempt(job)
+        Task.objects.create(attempt=attempt, role="worker", index=0)
+        poller = create_poller(scenario)
+        state = TaskState("worker", 0, "ended", exit_code=0, ended=2.0)
+        if has_report:
+            poller._task_reader._cache_reports({attempt.pk: AttemptReport(None, (state,))})
+        completed = Observation(ObservationStatus.FOUND, slurm_state="COMPLETED", exit_code=0)
+        poller._apply_batch([attempt.pk], {attempt.pk: ObservedRecord(completed, None)})
+        attempt.refresh_from_db()
+        assert Job.objects.get().state == "COMPLETED"
+        expected = ("succeeded", True) if has_report else ("unknown", False)
+        assert (Task.objects.get().state, attempt.tasks_final) == expected
+
+    def test_tasks_of_refused_attempt_do_not_wait(self, scenario: Scenario) -> None:
+        attempt = scenario.create_live_attempt(scenario.job(), state="QUEUED")
+        Attempt.objects.update(phase="submitting", slurm_job_id="")
+        attempt.refresh_from_db()
+        Task.objects.create(attempt=attempt, role="worker", index=0)
+        refusal = decide_refusal(attempt.job.snapshot(), Reason("end.refused"), timezone.now())
+        changes = Changes()
+        apply_transition(changes, attempt.job, attempt, refusal)
+        with transaction.atomic():
+            changes.write()
+        assert (Job.objects.get().state, Task.objects.get().state) == ("FAILED", "stopped")
+
+    def test_requeue_resets_tasks_and_release(self, scenario: Scenario) -> None:
+        attempt = create_attempt_with_kept_task(scenario)
+        actions.release_job(job=attempt.job, by=scenario.alice)
+        pending = Observation(ObservationStatus.FOUND, slurm_state="PENDING")
+        create_poller(scenario)._apply_batch(
+            [attempt.pk], {attempt.pk: ObservedRecord(pending, None)}
+        )
+        attempt.refresh_from_db()
+        task, job = Task.objects.get(), Job.objects.get()
+        assert (task.state, task.exit_code, task.node) == ("waiting", None, "")
+        assert (job.state, job.kept_task_count, attempt.wanted_release) == ("PENDING", 0, False)
+
+    def test_kept_task_becomes_the_reason(self, scenario: Scenario) -> None:
+        attempt = create_attempt_with_kept_task(scenario)
+        poller = create_poller(scenario)
+        lease = poller._lease
+        running = Observation(ObservationStatus.FOUND, slurm_state="RUNNING")
+        poller._apply_batch([attempt.pk], {attempt.pk: ObservedRecord(running, None)})
+        job = Job.objects.get()
+        assert render_reason(job.reason).startswith("Failed tasks are kept for inspection")
+        with lease.fenced_transaction():
+            started = AttemptReport(None, (TaskState("worker", 0, "running"),))
+            save_task_states([attempt], {attempt.pk: started}, ended_ids=())
+        poller._apply_batch([attempt.pk], {attempt.pk: ObservedRecord(running, None)})
+        job.refresh_from_db()
+        assert (job.kept_task_count, job.reason_code) == (0, "")
 
     def test_missing_report_is_reread_past_nfs_delay(
         self, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
@@ -504,7 +700,12 @@ class TestReports:
 
         monkeypatch.setattr(reader, "fetch_reports", fetch_reports)
         poller = Poller(context, reader)
-        ended = {**dict.fromkeys(range(1, 5), "COMPLETED"), 5: "FAILED"}
+        now = timezone.now()
+        short = Observation(
+            ObservationStatus.FOUND, slurm_state="COMPLETED", started_at=now, ended_at=now
+        )
+        failed = Observation(ObservationStatus.FOUND, slurm_state="FAILED")
+        ended = {**dict.fromkeys(range(1, 5), short), 5: failed}
         assert poller._read_reports(ended) == {1, 4}
         # Only these are read again; an attempt without any report waits less long.
         for attempt_id in ended:
@@ -512,7 +713,7 @@ class TestReports:
         assert poller._read_reports(ended) == {1}
         assert queried == [[1, 2, 3, 4, 5], [1, 4]]
         age_end(poller, 1, 60)
-        assert poller._read_reports({1: "COMPLETED"}) == set()
+        assert poller._read_reports({1: short}) == set()
         assert reader.pop_report(1) == reports[1]
 
     def test_stale_task_report_is_not_final(

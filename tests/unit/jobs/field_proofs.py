@@ -15,9 +15,13 @@ TESTS = Path(__file__).parents[2]
 ALL_RUNTIMES = "all"
 # Fields whose effect depends on the container runtime of the cluster.
 RUNTIME_NOTES: Mapping[str, str] = {
-    "jobssh": "all; with pyxis and none, the image or node that runs the task needs sshd",
     "image": "all but none, which has no containers",
     "taskRoles[].image": "all but none, which has no containers",
+    "authFile": "all but none, which warns",
+    "taskRoles[].shmMB": "all but none, which warns; Pyxis: per role and node",
+    "alerts": "all; warns that it is not active yet",
+    "services": "all; warns that it is not active yet",
+    "metrics": "all; warns that it is not active yet",
 }
 
 

@@ -7,8 +7,14 @@ import json
 import pytest
 
 from jobs.jobfile import Framework, JobSpec, Port, TaskRole
-from jobs.jobfile.frameworks import STRATEGIES, FrameworkError, build_roles, find_strategy
-from jobs.script.framework_variables import build_framework_variables, uses_srun_mpi
+from jobs.jobfile.frameworks import (
+    STRATEGIES,
+    FrameworkError,
+    build_roles,
+    find_strategy,
+    list_mpi_world,
+)
+from jobs.script.framework_variables import build_framework_variables
 from tests.unit.jobs.evaluation import TaskAddresses, evaluate_expression
 
 
@@ -178,8 +184,8 @@ def test_mindspore_tasks_get_their_part_and_the_scheduler_address():
 
 
 def test_mpi_is_started_by_srun_by_default():
-    assert uses_srun_mpi(job("mpi", worker=2))
-    assert not uses_srun_mpi(job("mpi", "hostfile", worker=2))
+    assert list_mpi_world(job("mpi", worker=2))
+    assert not list_mpi_world(job("mpi", "hostfile", worker=2))
     values = evaluate_variables(job("mpi", "hostfile", master=1, worker=2), "worker", 0)
     assert (values["MPI_RANK"], values["MPI_WORLD_SIZE"]) == ("1", "3")
 

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 
 from jobs.jobfile import SpecError, dump
+from jobs.jobfile.fields import parse_memory_mib
 from jobs.jobfile.importers import LoadResult, SiteCatalog, detect_dialect, load_document, load_text
-from jobs.jobfile.importers.ffdl import parse_memory_mib
 from jobs.jobfile.importers.placeholders import format_scalar, render_template, secret_variable_name
 from jobs.management.import_report import main, render_table
-from jobs.script.variables import substitute_paths
 
 FILES = Path(__file__).parent / "jobfiles"
 SITE = SiteCatalog(
@@ -53,22 +52,26 @@ class TestBaseFormat:
         assert (result.spec.namespace, result.spec.is_debug) == ("vision", True)
         assert result.spec.extras == {"virtualGroup": "total"}
 
-    def test_path_variables_are_substituted(self):
-        spec = substitute_paths(load("segmentation.json").spec, user="alice", fs_uri="/shared/")
-        assert spec.data_dir == "/shared/alice/data"
-        assert spec.output_dir == "/shared/alice/out/segmentation-01"
-
-    def test_longer_variable_names_are_not_substituted(self):
-        spec = load("segmentation.json").spec.model_copy(
-            update={
-                "code_dir": "$PAI_USER_NAMES/${PAI_USER_NAME}x/${PAI_OTHER}/$HOME/$USERS",
-                "output_dir": "${HOME}/$USER/$PAI_JOB_NAMES",
-                "model_dir": "$HOMES/x",
-            }
-        )
-        filled = substitute_paths(spec, user="al")
-        assert filled.code_dir == "$PAI_USER_NAMES/alx/${PAI_OTHER}/$HOME/$USERS"
-        assert (filled.output_dir, filled.model_dir) == ("~/al/$PAI_JOB_NAMES", "$HOMES/x")
+    @pytest.mark.parametrize(
+        ("section", "path"),
+        [
+            ({"alerts": {"event": [{"event_checker": "FAILED"}]}}, "alerts"),
+            ({"services": [{"kind": "jupyter"}]}, "services[0]"),
+            ({"metrics": {"type": "tensorboard"}}, "metrics"),
+        ],
+    )
+    @pytest.mark.proves("alerts.*", "services.*", "metrics.*")
+    def test_inactive_section_gives_a_warning(self, section, path):
+        document = {
+            "jobName": "j",
+            "image": "i",
+            "taskRoles": [{"name": "w", "command": "true"}],
+        }
+        assert load_document(document).warnings == ()
+        assert load_document({**document, "alerts": {}}).warnings == ()
+        warnings = warnings_by_path(load_document({**document, **section}))
+        assert list(warnings) == [path]
+        assert str(warnings[path]).startswith("saved, not active yet")
 
     def test_questionable_values_give_warnings(self):
         result = load_document(
@@ -178,6 +181,8 @@ class TestOpenPaiV2:
             "taskRoles.worker.resourcePerInstance.memoryMB",
             "taskRoles.worker.completion.minSucceededInstances",
             f"{plugins}[0].parameters.userssh",
+            f"{plugins}[0]",  # services are not active yet
+            "extras.jobStatusChangeNotification",  # nor are alerts
             f"{plugins}[1].parameters.callbacks[1]",
             f"{plugins}[2]",
             f"{plugins}[4].parameters.storageConfigNames",
@@ -326,6 +331,9 @@ class TestManifest:
             "framework.command",
             "framework.image_tag",
             "evaluation_metrics.event_types",
+            # not active yet
+            "evaluation_metrics",
+            "job_alert",
         }
 
     @pytest.mark.parametrize(
@@ -449,9 +457,9 @@ class TestOctopus:
         ]
         assert main_role.min_succeeded_task_count is None
         assert (other.name, other.env, other.task_number) == ("task1", {"B": 2}, 2)
+        assert (main_role.title, other.title) == ("", "从任务")
         assert set(warnings_by_path(result)) == {
             "algorithmId",
-            "config[1].name",
             "config[1].resourceSpecId",
             "config[1].shareMemory",
         }

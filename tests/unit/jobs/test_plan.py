@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from clusters.capacity import Capacity, GpuCount, NamespaceRules, Node, Partition
-from jobs.jobfile import JobSpec
+from jobs.jobfile import JobSpec, Problem
 from jobs.plan import Plan, PlanError, describe_plan, find_start_obstacles, plan
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -239,7 +239,7 @@ def test_packed_nodes_are_equal_and_totals_match_the_request() -> None:
     assert [role.per_node for role in job_plan.roles] == [1, 4]
     assert group.mem_mib == 2048 + 4 * 10002  # rounded up to whole MiB per CPU, 3 CPUs
     assert job_plan.totals.gpus == {"a100": 8}
-    assert (job_plan.totals.nodes, job_plan.totals.machine_hours) == (2, 4.0)
+    assert (job_plan.totals.nodes, job_plan.totals.node_hours) == (2, 4.0)
 
 
 def replace_limit(spec: JobSpec, limit: str) -> JobSpec:
@@ -366,3 +366,22 @@ def test_busy_gpus_are_reported() -> None:
     busy = cluster(node("g1", gpus="a100:4:3"), gpu="g1")
     (obstacle,) = find_start_obstacles(job_plan, busy)
     assert obstacle.message == "gpu has 1 GPUs of type a100 free; the job needs 2."
+
+
+def test_role_without_image_is_refused_unless_the_namespace_has_a_default() -> None:
+    spec = job({"name": "ps"}, {"name": "worker", "image": "x"}, image="")
+    with pytest.raises(PlanError) as caught:
+        plan(spec, RULES, CAPACITY)
+    (problem,) = caught.value.problems
+    assert (problem.path, problem.code) == ("taskRoles[0].image", "no_image")
+    assert "Role ps" in problem.message
+    for rules in (replace(RULES, default_image="busybox"), replace(RULES, needs_image=False)):
+        assert len(plan(spec, rules, CAPACITY).roles) == 2
+
+
+def test_known_problems_are_reported_with_the_others() -> None:
+    known = [Problem("dataDir", "x.", code="path_uri", suggestion="y.")]
+    with pytest.raises(PlanError) as caught:
+        plan(job({"cpuNumber": 999}), RULES, CAPACITY, known=known)
+    path_problem, _ = caught.value.problems
+    assert path_problem.code == "path_uri"

@@ -67,7 +67,6 @@ EXPECTED = {
     "PAI_USERNAME": "alice",
     "PAI_DEFAULT_FS_URI": "",
     "PAI_VIRTUAL_CLUSTER": "vision",
-    "PAI_DATA_DIR": "/data",
     "PAI_TASK_ROLE_COUNT": "2",
     "PAI_TASK_ROLE_LIST": "ps-server,Worker",
     "PAI_TASK_ROLE_TASK_COUNT_Worker": "2",
@@ -132,8 +131,9 @@ def test_jobs_can_override_variables_without_reserved_prefix():
     assert build_static_variables(spec, user="alice")["Worker"]["GPU_COUNT"] == "9"
     directories = {
         "data": "/d",
-        "output": "",
+        "output": "/o",
         "code": "",
+        "model": "/m",
         "work": "/w",
         "checkpoint": "/c",
         "attempt": "/a",
@@ -142,18 +142,21 @@ def test_jobs_can_override_variables_without_reserved_prefix():
     assert "DATA_DIR" not in build_directory_variables(spec, **directories)
     assert build_directory_variables(SPEC, **directories) == {
         "PAI_DATA_DIR": "/d",
-        "PAI_OUTPUT_DIR": "",
+        "PAI_OUTPUT_DIR": "/o",
         "PAI_CODE_DIR": "",
         "PAI_WORK_DIR": "/w",
         "PAI_DEFAULT_FS_URI": "/f",
         "DATA_DIR": "/d",
-        "MODEL_DIR": "/w",
-        "RESULT_DIR": "/w",
-        "JOB_RESULT_DIR": "/w",
+        "MODEL_DIR": "/m",
+        "RESULT_DIR": "/o",
+        "JOB_RESULT_DIR": "/o",
         "CHECKPOINT_DIR": "/c",
         "LOG_DIR": "/a/logs",
         "JOB_STATE_DIR": "/a",
     }
+    ffdl = SPEC.model_copy(update={"imported_from": "ffdl"})
+    assert build_directory_variables(ffdl, **directories)["MODEL_DIR"] == "/w"
+    assert build_directory_variables(ffdl, **{**directories, "code": "/k"})["MODEL_DIR"] == "/k"
 
 
 @pytest.mark.proves("importedFrom")

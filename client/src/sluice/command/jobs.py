@@ -27,11 +27,15 @@ from sluice.command.options import (
     NamespaceOption,
     RoleOption,
     SecretOption,
+    UniqueNameOption,
     YesOption,
 )
 from sluice.errors import Invalid, SluiceError
 from sluice.messages import t
 from sluice.values import Job, Plan, Task
+
+# The states of watched tasks are read more often; older ones are shown with their age.
+MAX_TASK_AGE_S = 3
 
 
 def register(app: typer.Typer) -> None:
@@ -49,6 +53,9 @@ def register(app: typer.Typer) -> None:
     app.command("wait", help=t("Wait for the end without printing output."))(wait)
     app.command("stop", help=t("Stop jobs."))(stop)
     app.command("halt", help=t("The same as stop."))(stop)
+    app.command(
+        "release", help=t("End failed tasks that isDebug keeps; the job ends with their exit code.")
+    )(release)
     app.command("delete", help=t("Delete jobs; those that still run are stopped first."))(delete)
     app.command("retry", help=t("Run an ended job again, as a new attempt."))(retry)
     app.command("clone", help=t("Submit the same job file as a new job."))(clone)
@@ -86,6 +93,7 @@ def submit_job_file(
     name: str,
     namespace: str,
     secret: list[str] | None,
+    unique_name: bool,
 ) -> Job:
     with output.progress_bar(t("Uploading the code")) as update:
         job = client.submit(
@@ -94,6 +102,7 @@ def submit_job_file(
             name=name,
             namespace=namespace,
             secrets=parse_secrets(secret),
+            unique_name=unique_name,
             progress=bind_file_name(update, ""),
         )
     print_warnings(job.warnings)
@@ -104,6 +113,7 @@ def train(
     manifest: ManifestArgument,
     code: CodeArgument = None,
     name: NameOption = "",
+    unique_name: UniqueNameOption = False,
     namespace: NamespaceOption = "",
     secret: SecretOption = None,
     role: RoleOption = "",
@@ -115,7 +125,7 @@ def train(
     json: JsonOption = False,
 ) -> None:
     with Client() as client:
-        job = submit_job_file(client, manifest, code, name, namespace, secret)
+        job = submit_job_file(client, manifest, code, name, namespace, secret, unique_name)
         print_and_follow(
             client, job, follow=not detach, role=role, index=index, all_tasks=all_tasks
         )
@@ -125,6 +135,7 @@ def submit(
     manifest: ManifestArgument,
     code: CodeArgument = None,
     name: NameOption = "",
+    unique_name: UniqueNameOption = False,
     namespace: NamespaceOption = "",
     secret: SecretOption = None,
     follow: FollowJobOption = False,
@@ -134,7 +145,7 @@ def submit(
     json: JsonOption = False,
 ) -> None:
     with Client() as client:
-        job = submit_job_file(client, manifest, code, name, namespace, secret)
+        job = submit_job_file(client, manifest, code, name, namespace, secret, unique_name)
         print_and_follow(client, job, follow=follow, role=role, index=index, all_tasks=all_tasks)
 
 
@@ -188,6 +199,8 @@ def show_plan(job_plan: Plan, script: bool) -> None:
         output.print_message(problem, "red")
     if job_plan.words:
         output.print_text(output.strip_control(job_plan.words))
+    if cost := format_cost(job_plan):
+        output.print_text(t("At most: {cost}", cost=cost))
     if job_plan.ok and job_plan.starts_now:
         output.print_message(t("It could start now."), "green")
     elif job_plan.ok and job_plan.starts_now is False:
@@ -201,6 +214,18 @@ def show_plan(job_plan: Plan, script: bool) -> None:
         output.print_message(
             t("You may not submit to {namespace}.", namespace=job_plan.namespace), "red"
         )
+
+
+def format_cost(job_plan: Plan) -> str:
+    """Format the cost of the whole time limit; empty if the job has no time limit."""
+    parts = []
+    if job_plan.machine_hours is not None:
+        parts.append(t("{hours} machine hours", hours=f"{job_plan.machine_hours:g}"))
+    elif job_plan.node_hours is not None:
+        parts.append(t("{hours} node hours, no price", hours=f"{job_plan.node_hours:g}"))
+    if job_plan.gpu_hours:
+        parts.append(t("{hours} GPU hours", hours=f"{job_plan.gpu_hours:g}"))
+    return " · ".join(parts)
 
 
 def list_jobs(
@@ -332,6 +357,7 @@ def show_job(server_url: str, job: Job, tasks: Sequence[Task]) -> None:
             (t("State"), output.state_text(job)),
             (t("Reason"), str(job.reason)),
             (t("Exit code"), "" if job.exit_code is None else job.exit_code),
+            (t("Kept until"), output.timestamp_text(job.kept_until)),
             (t("Owner"), job.owner),
             (t("Namespace"), job.namespace),
             (t("Slurm id"), job.slurm_job_id),
@@ -345,7 +371,16 @@ def show_job(server_url: str, job: Job, tasks: Sequence[Task]) -> None:
             (t("Started"), output.timestamp_text(job.started_at)),
             (t("Ended"), output.timestamp_text(job.ended_at)),
             (t("Ran"), output.duration_text(job.duration_s)),
+            (t("Expected end"), output.timestamp_text(job.expected_end)),
             (t("Time limit"), output.duration_text(job.time_limit_s)),
+            (t("Estimated duration"), output.duration_text(job.estimated_duration_s)),
+            (t("GPU hours"), f"{job.gpu_hours:g}" if job.gpu_hours else ""),
+            (
+                t("Cost"),
+                t("{hours} machine hours", hours=f"{job.machine_hours:g}")
+                if job.machine_hours
+                else "",
+            ),
             (t("Page"), server_url + str((job.raw.get("links") or {}).get("page", ""))),
         )
     )
@@ -355,14 +390,20 @@ def show_job(server_url: str, job: Job, tasks: Sequence[Task]) -> None:
             (t("TASK"), t("STATE"), t("NODE"), t("EXIT CODE")),
             (
                 (
-                    f"{task.role}-{task.index}",
-                    output.task_state_text(task.state),
+                    f"{task.role}-{task.index} {output.strip_control(task.role_title)}".rstrip(),
+                    output.task_state_text(task),
                     task.node,
                     "" if task.exit_code is None else task.exit_code,
                 )
                 for task in tasks
             ),
         )
+        age_s = tasks[0].age_s or 0
+        if age_s > MAX_TASK_AGE_S:
+            output.print_message(
+                t("The states of the tasks were read {age} ago.", age=output.duration_text(age_s)),
+                "dim",
+            )
     print_warnings(job.warnings)
 
 
@@ -419,6 +460,15 @@ def stop(ids: JobArguments, json: JsonOption = False) -> None:
         stopped = client.stop(job)
         output.print_message(t("{name} is being stopped.", name=job.name))
         return stopped.raw
+
+    for_each_job(ids, apply)
+
+
+def release(ids: JobArguments, json: JsonOption = False) -> None:
+    def apply(client: Client, job: Job) -> object:
+        released = client.release(job)
+        output.print_message(t("The kept tasks of {name} are being released.", name=job.name))
+        return released.raw
 
     for_each_job(ids, apply)
 

@@ -52,6 +52,12 @@ CodeArgument = Annotated[
     typer.Argument(metavar="[ZIP|DIR]", help=t("The code: a directory, or a zip, tar or tar.gz.")),
 ]
 NameOption = Annotated[str, typer.Option("--name", help=t("Instead of the job file's name."))]
+UniqueNameOption = Annotated[
+    bool,
+    typer.Option(
+        "--unique-name", help=t("Append a number to a name that a job of yours has already.")
+    ),
+]
 NamespaceOption = Annotated[
     str, typer.Option("--namespace", "-n", help=t("Instead of the job file's namespace."))
 ]

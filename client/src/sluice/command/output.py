@@ -26,7 +26,7 @@ from rich.text import Text
 from sluice.archive import FileProgress
 from sluice.errors import Forbidden, NotConfigured, SluiceError, Unauthorized, Unreachable
 from sluice.messages import t
-from sluice.values import Job
+from sluice.values import Job, Task
 
 EXIT_FAILED, EXIT_USAGE, EXIT_NO_ACCESS, EXIT_DETACHED = 1, 2, 3, 130
 STATE_STYLES = {
@@ -129,17 +129,22 @@ def state_text(job: Job) -> Text:
     return Text(text, style=STATE_STYLES.get(job.state, ""))
 
 
-def task_state_text(state: str) -> str:
+def task_state_text(task: Task) -> str:
     """Return the label of a task's state. A state that this client does not know is returned unchanged."""
     labels = {
         "waiting": t("waiting"),
         "pulling": t("pulling the image"),
         "running": t("running"),
+        "kept": t("failed, kept"),
         "succeeded": t("succeeded"),
         "failed": t("failed"),
         "stopped": t("stopped"),
+        "unknown": t("result unknown"),
     }
-    return labels.get(state, state)
+    text = labels.get(task.state, task.state)
+    if task.state == "pulling" and task.pulled_bytes is not None:
+        text += f", {size_text(task.pulled_bytes)}"
+    return text
 
 
 def duration_text(seconds: int | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import re
+import shutil
 import tempfile
 import zipfile
 from collections.abc import Callable
@@ -34,6 +34,7 @@ FollowOption = Annotated[
 MetricsOption = Annotated[
     bool, typer.Option("--metrics", help=t("Only the numbers matched by the job file's metrics."))
 ]
+OTHER_ARCHIVE_SUFFIXES = (".gz", ".tgz", ".bz2", ".xz", ".7z", ".rar")
 
 
 def register(app: typer.Typer) -> None:
@@ -162,7 +163,10 @@ def show_metrics(
 
 
 RootOption = Annotated[
-    str, typer.Option("--root", help=t("work: the job's own directory; output: its results."))
+    str,
+    typer.Option(
+        "--root", help=t("work: the attempt's directory; output: results; model: models.")
+    ),
 ]
 
 
@@ -204,9 +208,15 @@ def download(
     filename: Annotated[
         str,
         typer.Option(
-            "--filename", help=t("Target: a directory, or a file name ending in .zip or .tar.")
+            "--filename",
+            help=t(
+                "File to write, a zip archive unless it ends in .tar; default: ID-trainedmodel.zip."
+            ),
         ),
     ] = "",
+    directory: Annotated[
+        bool, typer.Option("--directory", help=t("Write a directory of files, not an archive."))
+    ] = False,
     path: Annotated[
         str, typer.Option("--path", help=t("Only this file or directory below the root."))
     ] = "",
@@ -218,29 +228,63 @@ def download(
         raise Invalid(t("Give --definition or --trainedmodel, not both."), code="usage")
     with Client() as client:
         job = client.find(id)
-        kind = "definition" if definition else "results"
         root = root or ("work" if definition else "output")
-        target = Path(filename or f"{safe_filename(job.name)}-{job.id[:8]}-{kind}")
+        name = f"{job.id}-definition" if definition else f"{job.id}-trainedmodel"
+        target = choose_target(filename, name, directory)
         with output.progress_bar(t("Downloading")) as update:
             if definition and not path:
-                paths = fetch_definition(client, job, target, attempt, update)
+                paths = fetch_definition(client, job, target, directory, attempt, update)
+            elif path and is_single_file(client, job, path, root, attempt):
+                target = Path(filename or path.rsplit("/", 1)[-1])
+                paths = [fetch_file(client, job, target, path, root, attempt, update)]
+            elif directory:
+                paths = list(
+                    client.download_tree(
+                        job, target, path, root=root, attempt=attempt, progress=update
+                    )
+                )
             elif target.suffix == ".tar":
                 paths = [client.download_tar(job, target, path, root=root, attempt=attempt)]
-            elif target.suffix == ".zip":
-                paths = fetch_zip(client, job, target, path, root, attempt, update)
             else:
-                paths = fetch(client, job, target, path, root, attempt, update)
+                paths = fetch_zip(client, job, target, path, root, attempt, update)
     if not paths:
-        output.print_message(t("Nothing to download: the directory is empty."), "yellow")
+        output.print_message(
+            t("Nothing to download: the directory is empty. Other files of the job: --root work."),
+            "yellow",
+        )
     output.print_result(
         {"target": str(target), "files": [str(file) for file in paths]},
         lambda: output.print_message(
             t("Files in {target}: {count}.", count=len(paths), target=str(target))
+            if directory or not paths
+            else t("Downloaded to {target}.", target=str(target))
         ),
     )
 
 
-def fetch(
+def choose_target(filename: str, name: str, directory: bool) -> Path:
+    """Return the path to write. Raises Invalid for a name of an archive that is neither zip nor tar."""
+    if filename.endswith(OTHER_ARCHIVE_SUFFIXES) and not directory:
+        raise Invalid(
+            t("{name} is not possible: give a name that ends in .zip or .tar.", name=filename),
+            code="usage",
+        )
+    if directory:
+        return Path(filename or name)
+    target = Path(filename or f"{name}.zip")
+    return target / f"{name}.zip" if target.is_dir() else target
+
+
+def is_single_file(client: Client, job: Job, path: str, root: str, attempt: int | None) -> bool:
+    """Whether the path is a file and not a directory. Raises NotFound."""
+    parent, _, name = path.strip("/").rpartition("/")
+    for entry in client.files(job, parent, root=root, attempt=attempt):
+        if entry.name == name:
+            return entry.kind != "dir"
+    raise NotFound(t("The job has no file {path}.", path=path), code="file_missing")
+
+
+def fetch_file(
     client: Client,
     job: Job,
     target: Path,
@@ -248,32 +292,24 @@ def fetch(
     root: str,
     attempt: int | None,
     update: FileProgress | None,
-) -> list[Path]:
-    """Download a single file, or a directory recursively."""
-    if path:
-        parent, _, name = path.strip("/").rpartition("/")
-        files_in_parent = client.files(job, parent, root=root, attempt=attempt)
-        entries = {entry.name: entry for entry in files_in_parent}
-        if name not in entries:
-            raise NotFound(t("The job has no file {path}.", path=path), code="file_missing")
-        if entries[name].kind != "dir":
-            progress = bind_file_name(update, name)
-            return [
-                client.download(job, path, target, root=root, attempt=attempt, progress=progress)
-            ]
-    return list(
-        client.download_tree(job, target, path, root=root, attempt=attempt, progress=update)
-    )
+) -> Path:
+    progress = bind_file_name(update, target.name)
+    return client.download(job, path, target, root=root, attempt=attempt, progress=progress)
 
 
 def fetch_definition(
-    client: Client, job: Job, target: Path, attempt: int | None, update: FileProgress | None
+    client: Client,
+    job: Job,
+    target: Path,
+    as_directory: bool,
+    attempt: int | None,
+    update: FileProgress | None,
 ) -> list[Path]:
     """Download the job file, and the code if it was uploaded."""
-    if target.suffix == ".tar":
+    if target.suffix == ".tar" and not as_directory:
         return [client.download_tar(job, target, "code", root="work", attempt=attempt)]
     with tempfile.TemporaryDirectory(prefix="sluice-") as temporary:
-        directory = Path(temporary) if target.suffix == ".zip" else target
+        directory = target if as_directory else Path(temporary)
         directory.mkdir(parents=True, exist_ok=True)
         (directory / "job.yaml").write_text(client.job_file(job), encoding="utf-8")
         paths = [directory / "job.yaml"]
@@ -286,7 +322,7 @@ def fetch_definition(
             output.print_message(
                 t("No code was uploaded with this job; only the job file is available.")
             )
-        return write_zip(directory, target, paths) if target.suffix == ".zip" else paths
+        return paths if as_directory else write_zip(directory, target, paths)
 
 
 def fetch_zip(
@@ -298,20 +334,20 @@ def fetch_zip(
     attempt: int | None,
     update: FileProgress | None,
 ) -> list[Path]:
-    with tempfile.TemporaryDirectory(prefix="sluice-") as temporary:
-        directory = Path(temporary)
-        paths = client.download_tree(
-            job, directory, path, root=root, attempt=attempt, progress=update
-        )
-        return write_zip(directory, target, list(paths))
+    """Download a directory as a zip archive. The files are first collected in NAME.files, so that the same command
+    continues an interrupted download."""
+    directory = target.with_name(target.name + ".files")
+    paths = client.download_tree(job, directory, path, root=root, attempt=attempt, progress=update)
+    written = write_zip(directory, target, list(paths)) if paths else []
+    shutil.rmtree(directory)
+    return written
 
 
 def write_zip(directory: Path, target: Path, paths: list[Path]) -> list[Path]:
-    with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
+    part = target.with_name(target.name + ".part")
+    # Files with a time before 1980, which zip cannot store, get that year.
+    with zipfile.ZipFile(part, "w", zipfile.ZIP_DEFLATED, strict_timestamps=False) as archive:
         for file in paths:
             archive.write(file, file.relative_to(directory).as_posix())
+    part.replace(target)
     return [target]
-
-
-def safe_filename(name: str) -> str:
-    return re.sub(r"[^\w.-]", "_", name).lstrip(".") or "job"

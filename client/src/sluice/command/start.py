@@ -31,6 +31,10 @@ def register(app: typer.Typer) -> None:
     app.command(
         "capacity", help=t("Free resources of the clusters, and what you could start now.")
     )(capacity)
+    app.command(
+        "frameworks",
+        help=t("Training frameworks, their strategies, and the versions you can choose."),
+    )(frameworks)
     app.command("completion", help=t("Print the completion script for bash, zsh or fish."))(
         completion
     )
@@ -199,6 +203,31 @@ def first_namespace() -> tuple[str, str]:
     if not rows:
         return "default", "python"
     return str(rows[0]["name"]), str(rows[0].get("default_image") or "python")
+
+
+def frameworks(
+    namespace: Annotated[
+        str, typer.Option("--namespace", "-n", help=t("Only versions on its cluster."))
+    ] = "",
+    json: JsonOption = False,
+) -> None:
+    with Client() as client:
+        rows = client.frameworks(namespace)
+
+    def show() -> None:
+        output.print_table(
+            (t("FRAMEWORK"), t("STRATEGIES"), t("VERSIONS")),
+            (
+                (
+                    row["name"],
+                    ", ".join(strategy["name"] for strategy in row["strategies"]),
+                    ", ".join(dict.fromkeys(version["version"] for version in row["versions"])),
+                )
+                for row in rows
+            ),
+        )
+
+    output.print_result(list(rows), show)
 
 
 def capacity(json: JsonOption = False) -> None:
