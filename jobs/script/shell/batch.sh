@@ -184,16 +184,16 @@ is_public() {
 # log_directory NAME DIRECTORY: prints the directory, how many entries it has and the names of the first ones. More
 # people may read this log than a person's own directories: names are printed only of files that they may read, too.
 log_directory() {
-  local names=() name count
+  local entries=() name count
   printf '  %s=%s\n' "$1" "$2"
   [[ -d $2 ]] || return 0
-  mapfile -t names < <(timeout 5 ls -AU -- "$2" 2>/dev/null | head -n 1000 | sort)
-  count=${#names[@]}
+  mapfile -t entries < <(timeout 5 ls -AU -- "$2" 2>/dev/null | head -n 1000 | sort)
+  count=${#entries[@]}
   ((count < 1000)) || count='1000 or more'
   printf '    entries: %s\n' "$count"
   [[ $2 == "${attempt_dir%/*}"/* ]] || is_public "$2" || return 0
-  for name in "${names[@]:0:10}"; do printf '    %s\n' "${name//[[:cntrl:]]/?}"; done
-  ((${#names[@]} <= 10)) || printf '    …\n'
+  for name in "${entries[@]:0:10}"; do printf '    %s\n' "${name//[[:cntrl:]]/?}"; done
+  ((${#entries[@]} <= 10)) || printf '    …\n'
 }
 
 # log_commands: prints the commands of each role, as they run. Values of secrets are variables and no part of them.
