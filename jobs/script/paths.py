@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 # File in the attempt's directory with the data of its roles (`role_data`). It may contain the values of secrets.
 ROLE_DATA_FILE = "roles.sh"
+# Directory in the attempt's directory with the keys of the SSH servers of its tasks (shell/batch.sh), while it runs.
+SSH_KEYS_DIR = "ssh"
 
 # Directories in the job's directory for results and models, if the job file names none. Everyone who may see the job may
 # read them.

@@ -81,6 +81,7 @@ def file_client(
     attempt.save()
     for name, data in {
         "roles.sh": SECRET,
+        "ssh/user_key": SECRET,
         "logs/roles.sh": b"a log",
         "work/roles.sh": b"mine",
     }.items():
@@ -89,6 +90,7 @@ def file_client(
         entry.write_bytes(data)
     (tmp_path / "1" / "work" / "link").symlink_to("../roles.sh")
     (tmp_path / "1" / "elsewhere").symlink_to("roles.sh")
+    (tmp_path / "1" / "keys").symlink_to("ssh")
     monkeypatch.setattr("jobs.files.transport_for", lambda *_: LocalDiskTransport())
     return FileApiClient(attempt)
 
@@ -105,9 +107,17 @@ def test_others_can_read_the_job_but_not_its_secrets(
     scenario: Scenario, file_client: FileApiClient, username: str
 ) -> None:
     user = getattr(scenario, username)
-    assert file_client.names(user) == {"logs", "work", "elsewhere"}
+    assert file_client.names(user) == {"logs", "work", "elsewhere", "keys"}
     assert file_client.tar_names(user) == {"logs", "logs/roles.sh", "work", "work/roles.sh"}
-    for path in ("roles.sh", ".//roles.sh", "work/link", "elsewhere"):
+    for path in (
+        "roles.sh",
+        ".//roles.sh",
+        "work/link",
+        "elsewhere",
+        "ssh/user_key",
+        "keys/user_key",
+    ):
         assert file_client.get(user, f"/download?path={path}").status_code == 403, path
-    for query in ("?path=roles.sh", "?path=elsewhere", "/tar?path=roles.sh", "/tar?path=elsewhere"):
+    forbidden = ("roles.sh", "elsewhere", "ssh", "keys")
+    for query in (f"{view}?path={path}" for view in ("", "/tar") for path in forbidden):
         assert file_client.get(user, query).status_code == 403, query
