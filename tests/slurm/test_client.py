@@ -440,7 +440,7 @@ def test_octopus_job_keeps_its_model_and_its_results(
     assert [file.name for file in client.files(job, root="model")] == ["save.pth"]
     client.download_tree(job, tmp_path / "results")
     assert (tmp_path / "results" / "score.txt").read_text() == "score\n"
-    done = alice.run("download", job.id, "--root", "model", "--filename", "model")
+    done = alice.run("download", job.id, "--root", "model", "--directory", "--filename", "model")
     assert done.returncode == 0, done.stderr
     assert (alice.home / "model" / "save.pth").read_text() == "weights\n"
     # A member of the namespace may read the job's own directories.

@@ -87,7 +87,7 @@ def test_each_end_has_state_and_reason(harness_with_engine: EngineHarness) -> No
         (done, "COMPLETED", "The job completed."),
         (exit3, "FAILED", "Task main-0 ended with exit code 3."),
         (missing_command, "FAILED", "Task main-0 ended with exit code 127. The command was not found"),
-        (image, "FAILED", "The container image of task main-0 does not exist."),
+        (image, "FAILED", "The container image no-such-image.sif of task main-0 does not exist on the cluster."),
         (retried, "FAILED", "Task main-0 ended with exit code 5."),
         (killed, "STOPPED", "The cluster's administrator cancelled the job."),
         (stopped, "STOPPED", "Stopped by alice."),
