@@ -180,7 +180,7 @@ class ExtrasImporter:
                 (*parameters_loc, "userssh"),
                 msg(
                     "import.openpai.your-own-account-keys",
-                    "is ignored: your own account's SSH keys are used.",
+                    "is ignored: tasks cannot be reached with SSH from outside the job yet.",
                 ),
             )
 
