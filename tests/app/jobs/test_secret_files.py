@@ -83,19 +83,21 @@ def file_client(
         "roles.sh": SECRET,
         "logs/roles.sh": b"a log",
         "work/roles.sh": b"mine",
+        "ssh/user_key": SECRET,
     }.items():
         entry = tmp_path / "1" / name
         entry.parent.mkdir(parents=True, exist_ok=True)
         entry.write_bytes(data)
     (tmp_path / "1" / "work" / "link").symlink_to("../roles.sh")
     (tmp_path / "1" / "elsewhere").symlink_to("roles.sh")
+    (tmp_path / "1" / "work" / "keys").symlink_to("../ssh")
     monkeypatch.setattr("jobs.files.transport_for", lambda *_: LocalDiskTransport())
     return FileApiClient(attempt)
 
 
 def test_owner_can_read_all_files(scenario: Scenario, file_client: FileApiClient) -> None:
-    assert "roles.sh" in file_client.names(scenario.alice)
-    assert "roles.sh" in file_client.tar_names(scenario.alice)
+    assert file_client.names(scenario.alice) >= {"roles.sh", "ssh"}
+    assert file_client.tar_names(scenario.alice) >= {"roles.sh", "ssh/user_key"}
     response = file_client.get(scenario.alice, "/download?path=roles.sh")
     assert b"".join(response.streaming_content) == SECRET
 
@@ -107,7 +109,8 @@ def test_others_can_read_the_job_but_not_its_secrets(
     user = getattr(scenario, username)
     assert file_client.names(user) == {"logs", "work", "elsewhere"}
     assert file_client.tar_names(user) == {"logs", "logs/roles.sh", "work", "work/roles.sh"}
-    for path in ("roles.sh", ".//roles.sh", "work/link", "elsewhere"):
+    for path in ("roles.sh", ".//roles.sh", "work/link", "elsewhere", "ssh/user_key"):
         assert file_client.get(user, f"/download?path={path}").status_code == 403, path
-    for query in ("?path=roles.sh", "?path=elsewhere", "/tar?path=roles.sh", "/tar?path=elsewhere"):
-        assert file_client.get(user, query).status_code == 403, query
+    for path in ("roles.sh", "elsewhere", "ssh", "work/keys"):
+        for query in (f"?path={path}", f"/tar?path={path}"):
+            assert file_client.get(user, query).status_code == 403, query
