@@ -110,7 +110,8 @@ write_ssh_config() {
   while read -r peer_role peer_index peer_node peer_address ports; do
     names='' port=${peer_ports[$peer_role/$peer_index/ssh]%%,*}
     for prefix in ${host_names[$peer_role]}; do names+=" $prefix-$peer_index"; done
-    print_ssh_host "$names" "$peer_address" "$port" "$user"
+    # A role may have no name that can be a host name. "Host" without a name is an error for ssh.
+    [[ -z $names ]] || print_ssh_host "$names" "$peer_address" "$port" "$user"
     for prefix in "$peer_node" "$peer_address"; do
       [[ -n ${known[$prefix]-} ]] || print_ssh_host " $prefix" "$peer_address" "$port" "$user"
       known[$prefix]=1
