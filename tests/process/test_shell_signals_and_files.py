@@ -140,14 +140,14 @@ def test_only_directories_of_ended_tasks_of_this_node_are_removed(attempt_dir: P
     root = attempt_dir.parents[2]
     uid = os.getuid()
     names = {
-        "ended": f"sluice-task-{uid}-n1-{NO_PROCESS}-abcdef",
-        "running": f"sluice-task-{uid}-n1-{os.getpid()}-abcdef",
-        "other node": f"sluice-task-{uid}-n2-{NO_PROCESS}-abcdef",
-        "longer name": f"sluice-task-{uid}-n1-{NO_PROCESS}-{NO_PROCESS}-abcdef",
+        "ended": f"sluice-task.{uid}.n1.{NO_PROCESS}.abcdef",
+        "running": f"sluice-task.{uid}.n1.{os.getpid()}.abcdef",
+        "other node": f"sluice-task.{uid}.n2.{NO_PROCESS}.abcdef",
+        "longer name": f"sluice-task.{uid}.n1.{NO_PROCESS}.{NO_PROCESS}.abcdef",
     }
     for name in names.values():
         (root / name).mkdir()
     done = run_task(attempt_dir, 'make_task_dir; printf %s "$task_dir"; rmdir "$task_dir"')
-    assert done.stdout.startswith(f"/tmp/sluice-task-{uid}-n1-"), done.stderr
+    assert done.stdout.startswith(f"/tmp/sluice-task.{uid}.n1."), done.stderr
     left = {key for key, name in names.items() if (root / name).exists()}
     assert left == {"running", "other node", "longer name"}

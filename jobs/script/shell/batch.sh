@@ -349,6 +349,17 @@ check_images() {
 # Answers of registries and of their clients to a request that fails every time.
 registry_refusal='(manifest|name) unknown|404 not found|(manifest|repository|image).* not found|denied|unauthorized|forbidden|invalid reference'
 
+# end_group ID: ends the processes of a process group: SIGTERM, and SIGKILL after five seconds.
+end_group() {
+  local tries
+  kill -TERM -- "-$1" 2>/dev/null
+  for ((tries = 0; tries < 50; tries++)); do
+    kill -0 -- "-$1" 2>/dev/null || return 0
+    sleep 0.1
+  done
+  kill -KILL -- "-$1" 2>/dev/null
+}
+
 # pull_image ROLE: fetches the role's image from its registry and reports the progress; fails the job if that fails.
 pull_image() {
   local i fetch error source=${image_sources[$1]} file=${image_files[$1]}
@@ -367,8 +378,7 @@ pull_image() {
   done
   rm -f pulling
   if ((stopping)); then
-    kill -TERM -- "-$fetch" 2>/dev/null
-    wait "$fetch" # else it may write the file again
+    end_group "$fetch" # else it may write the file again
     rm -f "$file.$SLURM_JOB_ID"
     return
   fi

@@ -497,13 +497,13 @@ use_own_shm() {
 # make_task_dir: makes task_dir; removes those of tasks that were killed on this node. The name has the node, because nodes
 # may share TMPDIR, and the process id of task.sh. TMPDIR may be longer than a unix socket's path allows (107 bytes).
 make_task_dir() {
-  local dir pid prefix=sluice-task-$UID-$node
-  for dir in {/tmp,"${TMPDIR:-/tmp}"}/"$prefix"-*-*; do
-    pid=${dir##*/"$prefix"-} pid=${pid%-*}
-    # A node's name may begin with this one's: only digits are a process id.
+  local dir pid prefix=sluice-task.$UID.$node
+  for dir in {/tmp,"${TMPDIR:-/tmp}"}/"$prefix".*.*; do
+    pid=${dir##*/"$prefix".} pid=${pid%.*}
+    # Another node's name may begin with this one's: only digits are a process id.
     [[ ! -d $dir || $pid == *[!0-9]* ]] || kill -0 "$pid" 2>/dev/null || rm -rf "$dir"
   done
-  task_dir=$(mktemp -d "/tmp/$prefix-$$-XXXXXX" 2>/dev/null || mktemp -d "${TMPDIR:-/tmp}/$prefix-$$-XXXXXX") || {
+  task_dir=$(mktemp -d "/tmp/$prefix.$$.XXXXXX" 2>/dev/null || mktemp -d "${TMPDIR:-/tmp}/$prefix.$$.XXXXXX") || {
     printf 'sluice: no directory can be made in /tmp on %s\n' "$node" >>"$log"
     finish_task "$exit_start_failed" start_failed
   }
