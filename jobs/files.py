@@ -20,7 +20,7 @@ from core.messages import _
 from jobs.actions import load_spec
 from jobs.models import Attempt, Job
 from jobs.script.job_paths import JobIdentity, resolve_paths
-from jobs.script.paths import JOB_DIRECTORIES, ROLE_DATA_FILE, SSH_KEYS_DIR, AttemptPaths
+from jobs.script.paths import JOB_DIRECTORIES, OWNER_ONLY_NAMES, AttemptPaths
 from jobs.script.render import RenderError, resolve_directories
 from jobs.store.archives import ArchiveRefused, check_entry_path
 from jobs.store.cluster_render_options import build_render_options
@@ -42,7 +42,7 @@ class ResolvedPath:
     real_path: str
     path: str
     stat: FileStat
-    # Names of entries of this directory that the person may not read, omitted from lists.
+    # Names of entries of this directory that the person may not read; they are omitted from lists.
     hidden_names: tuple[str, ...] = ()
 
 
@@ -60,8 +60,8 @@ def resolve_path(
 ) -> ResolvedPath:
     """Resolve a requested path on the cluster and check that it may be read.
 
-    `for_owner` allows paths that only the owner may read: the file with the tasks' environment variables, the keys of
-    their SSH servers, and directories that the job file names outside the job's own directories.
+    `for_owner` allows paths that only the owner may read: the tasks' environment variables, the keys of SSH between
+    tasks, and directories that the job file names outside the job's own directories.
     Raises NotFound, NotAllowed, InvalidValue, RemoteFileMissing and other ClusterErrors.
     """
     try:
@@ -100,14 +100,13 @@ def resolve_path(
     # Check the resolved path too: the directory may be a symbolic link to a directory elsewhere.
     if not for_owner and not _is_shared(real_base, real_work_dir):
         raise _not_the_owner()
-    if not for_owner and _is_within(real_path, posixpath.join(real_work_dir, ROLE_DATA_FILE)):
-        raise NotAllowed(_("Only the owner may read a job's variables: they may contain secrets."))
-    if not for_owner and _is_within(real_path, posixpath.join(real_work_dir, SSH_KEYS_DIR)):
-        raise NotAllowed(_("Only the owner may read the keys of a job's SSH servers."))
-    is_listed_for_others = real_path == real_work_dir and not for_owner
-    hidden_names = (ROLE_DATA_FILE, SSH_KEYS_DIR) if is_listed_for_others else ()
-    stat = transport.stat(real_path)
-    return ResolvedPath(transport, real_path, relative_path, stat, hidden_names)
+    private_names = () if for_owner else OWNER_ONLY_NAMES
+    if any(_is_within(real_path, posixpath.join(real_work_dir, name)) for name in private_names):
+        raise NotAllowed(_("Only the owner may read a job's variables and keys."))
+    hidden_names = private_names if real_path == real_work_dir else ()
+    return ResolvedPath(
+        transport, real_path, relative_path, transport.stat(real_path), hidden_names
+    )
 
 
 def _is_within(path: str, directory: str) -> bool:

@@ -81,16 +81,7 @@ def parse_submission(
         if text is None
         else load_text(text, filename=filename, site=site)
     )
-    spec = loaded.spec
-    changes: dict[str, Any] = {}
-    if name:
-        changes["jobName"] = name
-    if namespace:
-        changes["namespace"] = namespace
-    if code is not None:
-        changes["code"] = Code(selector="codeFile", upload_id=code.sha256).model_dump(by_alias=True)
-    if changes:
-        spec = load_document({**spec.model_dump(mode="json", by_alias=True), **changes}).spec
+    spec = _replace_values(loaded.spec, name=name, namespace=namespace, code=code)
     target, warnings = _resolve_namespace(spec, by)
     if target.name != spec.namespace:
         spec = spec.model_copy(update={"namespace": target.name})
@@ -111,10 +102,10 @@ def parse_submission(
     warnings += _build_code_warnings(spec, has_upload=code is not None)
     values = {**loaded.secrets, **(secrets or {})}
     logins = _select_logins(spec, {**loaded.image_logins, **(image_logins or {})})
-    if target.cluster.runtime == "none":
+    runtime = build_render_options(target.cluster).runtime
+    if runtime == "none":
         warnings += _build_dropped_login_warnings(logins)
         logins = {}
-    runtime = build_render_options(target.cluster).runtime
     limits = [*find_runtime_limits(spec, runtime), *find_ssh_limits(spec, runtime)]
     warnings += [SpecWarning(path, message) for path, message in limits]
     return SubmissionRequest(
@@ -227,6 +218,22 @@ def _resolve_namespace(spec: JobSpec, by: User) -> tuple[Namespace, list[SpecWar
         value=spec.namespace,
         suggestion=near[0] if near else "",
     )
+
+
+def _replace_values(
+    spec: JobSpec, *, name: str, namespace: str, code: CodeUpload | None
+) -> JobSpec:
+    """Replace values of the job file by those of the request that are set. Raises SpecError."""
+    changes: dict[str, Any] = {}
+    if name:
+        changes["jobName"] = name
+    if namespace:
+        changes["namespace"] = namespace
+    if code is not None:
+        changes["code"] = Code(selector="codeFile", upload_id=code.sha256).model_dump(by_alias=True)
+    if not changes:
+        return spec
+    return load_document({**spec.model_dump(mode="json", by_alias=True), **changes}).spec
 
 
 def _apply_framework_version(spec: JobSpec, cluster: Cluster) -> tuple[JobSpec, list[SpecWarning]]:

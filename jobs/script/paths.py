@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 # File in the attempt's directory with the data of its roles (`role_data`). It may contain the values of secrets.
 ROLE_DATA_FILE = "roles.sh"
-# Directory in the attempt's directory with the keys of the SSH servers of its tasks (shell/batch.sh), while it runs.
+# Directory in the attempt's directory with the keys of SSH between tasks: whoever has them can log in as the owner.
 SSH_KEYS_DIR = "ssh"
+# Of the attempt's directory, only the owner may read these.
+OWNER_ONLY_NAMES = (ROLE_DATA_FILE, SSH_KEYS_DIR)
 
 # Directories in the job's directory for results and models, if the job file names none. Everyone who may see the job may
 # read them.

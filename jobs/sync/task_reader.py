@@ -379,15 +379,17 @@ def save_task_states(
 ) -> list[NewEvent]:
     """Save the reported task states of these attempts; returns the events to record.
 
-    `reports` are by attempt id. `ended_ids` are the attempts that had ended before their files were read. The caller
-    has begun a fenced transaction.
+    `reports` are by attempt id. `ended_ids` are the attempts that had ended before their files were read. If an attempt's
+    directory was not found, nothing is known about its tasks: they keep their states. The caller has begun a fenced
+    transaction.
     """
+    found = [attempt for attempt in attempts if reports[attempt.pk].directory_exists]
     tasks_by_attempt: dict[int, list[Task]] = defaultdict(list)
-    for task in Task.objects.filter(attempt__in=attempts):
+    for task in Task.objects.filter(attempt__in=found):
         tasks_by_attempt[task.attempt_id].append(task)
     all_changed: list[Task] = []
     events: list[NewEvent] = []
-    for attempt in attempts:
+    for attempt in found:
         tasks, ended = tasks_by_attempt[attempt.pk], attempt.pk in ended_ids
         changed = merge_task_states(tasks, reports[attempt.pk].tasks, ended=ended)
         all_changed += changed
@@ -396,11 +398,10 @@ def save_task_states(
             if not ended:
                 _save_kept_task_count(attempt, tasks)
     Task.objects.bulk_update(all_changed, _TASK_COLUMNS, batch_size=100)
-    ids = [attempt.pk for attempt in attempts]
-    Attempt.objects.filter(pk__in=ids).update(tasks_read_at=timezone.now())
-    Attempt.objects.filter(
-        pk__in=set(ended_ids).intersection(ids), phase=Attempt.Phase.ENDED
-    ).update(tasks_final=True)
+    found_ids = [attempt.pk for attempt in found]
+    Attempt.objects.filter(pk__in=found_ids).update(tasks_read_at=timezone.now())
+    final_ids = [attempt.pk for attempt in attempts if attempt.pk in ended_ids]
+    Attempt.objects.filter(pk__in=final_ids, phase=Attempt.Phase.ENDED).update(tasks_final=True)
     return events
 
 

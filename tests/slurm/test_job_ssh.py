@@ -231,7 +231,7 @@ def test_nobody_else_can_log_in(batch_harness: BatchHarness, ssh_image: str) -> 
         for file in (own_key, f"{own_key}.pub"):
             Path(file).unlink(missing_ok=True)
     assert run_as(OTHER_USER, "cat", key).returncode != 0
-    private = [str(path) for path in Path("/tmp").glob("sluice-task-*") if path.owner() == user]
+    private = [str(path) for path in Path("/tmp").glob("sluice-task.*") if path.owner() == user]
     assert private
     assert all(run_as(OTHER_USER, "ls", path).returncode != 0 for path in private)
     # The job's own key does.
@@ -272,13 +272,13 @@ def test_server_and_sessions_end_with_the_task(
     job = submit_pair(batch_harness, ssh_image, command)
     job.wait_for_output("main")
     directory, background = job.log_text("main").split()[:2]
-    marker = f"={directory}"
-    assert background in find_processes(marker)
-    assert len(find_processes(marker)) >= 3  # the server, and the processes of two sessions
+    assert background in find_processes(directory)
+    assert len(find_processes(f"{directory}/sshd_config")) == 1
+    assert len(find_processes(directory)) >= 3  # the server, and the processes of two sessions
     if how == "stopped":
         job.command("scancel", "--batch", f"--signal={STOP_SIGNAL}", job.slurm_job_id)
     assert job.wait_for_end()[0] == ("CANCELLED" if how == "stopped" else "COMPLETED")
-    job.wait_until("the end of the processes", lambda: not find_processes(marker), 5)
+    job.wait_until("the end of the processes", lambda: not find_processes(directory), 5)
     assert not Path(directory).exists()
 
 

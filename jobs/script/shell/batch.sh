@@ -11,7 +11,7 @@ umask 077
 restart_count=${SLURM_RESTART_COUNT:-0} # how often Slurm has requeued the job; it runs in the same directory again
 task_count=0
 ready_tasks=0 ended_tasks=0 live_steps=0 started=0 stopping=0 stop_requested=0
-limit_announced=0 limit_check_at=0 time_limit_near=0
+limit_announced=0 limit_check_at=0 limit_end='' time_limit_near=0
 partial_line='' outcome='' job_exit=0 deciding_role='' deciding_index=''
 declare -A address ports host task_ended
 declare -a failed succeeded ended_in_role go_pipe step_of # by role
@@ -47,6 +47,12 @@ decide() {
   deciding_role=$3 deciding_index=$4
 }
 
+# check_stop: decides the outcome if the job is to stop. Fails if the outcome is decided.
+check_stop() {
+  ((!stopping)) || decide stopped stop '' '' "$exit_stopped" stopped
+  [[ -z $outcome ]]
+}
+
 prepare() {
   cd "$attempt_dir" || exit "$exit_start_failed"
   mkdir -p logs tasks work
@@ -56,12 +62,12 @@ prepare() {
   mkfifo "$pipes/events"
   exec {events}<>"$pipes/events"
   # Slurm sends a signal to all processes of the job (proctrack/linuxproc) or only to this shell
-  # (proctrack/cgroup, scancel --batch). The canary process tells which: if the signal ended it, Slurm has
+  # (proctrack/cgroup, scancel --batch). The probe process tells which: if the signal ended it, Slurm has
   # signalled the tasks, too.
   sleep infinity &
-  canary=$!
-  disown "$canary"
-  trap 'rm -rf "$pipes" pulling; kill "$canary" 2>/dev/null' EXIT
+  probe=$!
+  disown "$probe"
+  trap 'rm -rf "$pipes" pulling; kill "$probe" 2>/dev/null' EXIT
   trap 'stopping=1' TERM                  # from Slurm: cancelled, preempted, requeued, time limit
   trap 'stopping=1 stop_requested=1' USR2 # a requested stop: scancel --batch --signal=USR2
   trap 'limit_announced=1 limit_check_at=0' USR1 # from Slurm (sbatch --signal), before the time limit
@@ -154,7 +160,6 @@ copy_code() {
   while ((!stopping)) && kill -0 "$child" 2>/dev/null; do wait "$child"; done
   if ((stopping)); then
     kill "$child" 2>/dev/null
-    decide stopped stop '' '' "$exit_stopped" stopped
     return
   fi
   wait "$child"
@@ -331,7 +336,8 @@ find_error() {
 check_images() {
   local r
   for r in "${!role_names[@]}"; do
-    [[ -z $outcome && -n ${image_files[r]} && ! -e ${image_files[r]} ]] || continue
+    check_stop || return
+    [[ -n ${image_files[r]} && ! -e ${image_files[r]} ]] || continue
     if [[ -n ${image_sources[r]} ]]; then
       pull_image "$r"
     else
@@ -343,6 +349,17 @@ check_images() {
 # Answers of registries and of their clients to a request that fails every time.
 registry_refusal='(manifest|name) unknown|404 not found|(manifest|repository|image).* not found|denied|unauthorized|forbidden|invalid reference'
 
+# end_group ID: ends the processes of a process group: SIGTERM, and SIGKILL after five seconds.
+end_group() {
+  local tries
+  kill -TERM -- "-$1" 2>/dev/null
+  for ((tries = 0; tries < 50; tries++)); do
+    kill -0 -- "-$1" 2>/dev/null || return 0
+    sleep 0.1
+  done
+  kill -KILL -- "-$1" 2>/dev/null
+}
+
 # pull_image ROLE: fetches the role's image from its registry and reports the progress; fails the job if that fails.
 pull_image() {
   local i fetch error source=${image_sources[$1]} file=${image_files[$1]}
@@ -350,8 +367,10 @@ pull_image() {
   log_message "fetching $source"
   : >"$pipes/fetch_start"
   # Run in the background, because bash runs traps only after a foreground command has ended.
+  set -m # a process group, so that a stop reaches all its processes
   { fetch_image "$source" "$file" 2>&1 | tee "$pipes/fetch.log"; } &
   fetch=$!
+  set +m
   while ((!stopping)) && kill -0 "$fetch" 2>/dev/null; do
     report_pull "$1" "$file"
     sleep 2 >/dev/null 2>&1 &
@@ -359,8 +378,8 @@ pull_image() {
   done
   rm -f pulling
   if ((stopping)); then
+    end_group "$fetch" # else it may write the file again
     rm -f "$file.$SLURM_JOB_ID"
-    decide stopped stop '' '' "$exit_stopped" stopped
     return
   fi
   [[ ! -e $file ]] || return 0
@@ -667,15 +686,15 @@ wait_for_steps() {
   while ((live_steps > 0 && SECONDS < deadline)); do next_event; done
 }
 
-# seconds_to_limit: prints the seconds until Slurm ends the job. The limit may have changed since the submission, so
-# Slurm is asked; if it does not reply, the limit at submission counts.
-seconds_to_limit() {
+# find_limit_end: sets limit_end, the time at which Slurm ends the job, in seconds since the epoch. The limit may have changed
+# since the submission, so Slurm is asked. If it does not reply, its last reply counts, else the limit at submission.
+find_limit_end() {
   local end
   end=$(timeout 10 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e 2>/dev/null | head -n 1)
-  if end=$(date -d "$end" +%s 2>/dev/null); then
-    printf '%s' $((end - $(printf '%(%s)T' -1)))
-  else
-    printf '%s' $((time_limit_s - SECONDS))
+  if [[ -n $end ]] && end=$(date -d "$end" +%s 2>/dev/null); then # date takes an empty text for midnight
+    limit_end=$end
+  elif [[ -z $limit_end ]]; then
+    limit_end=$(($(printf '%(%s)T' -1) - SECONDS + time_limit_s))
   fi
 }
 
@@ -684,7 +703,8 @@ seconds_to_limit() {
 check_time_limit() {
   local left
   ((!time_limit_near && limit_announced && SECONDS >= limit_check_at)) || return 0
-  left=$(seconds_to_limit)
+  find_limit_end
+  left=$((limit_end - $(printf '%(%s)T' -1)))
   if ((left > grace_s + 1)); then
     ((limit_check_at = SECONDS + (left - grace_s < 300 ? left - grace_s : 300))) # the limit may change
     return
@@ -699,10 +719,9 @@ supervise() {
   if ((limit_signal == 0 && time_limit_s)); then
     limit_announced=1 limit_check_at=$((time_limit_s - grace_s))
   fi
-  while [[ -z $outcome ]]; do
+  while check_stop; do
     next_event
     check_time_limit
-    ((stopping)) && decide stopped stop '' '' "$exit_stopped" stopped
   done
 }
 
@@ -711,8 +730,8 @@ finish() {
   local signalled_by_slurm=0
   : >"$pipes/decided"
   if ((stopping)); then
-    sleep 0.3 # Slurm signals the processes one after another; the canary may be later than this shell
-    kill -0 "$canary" 2>/dev/null || signalled_by_slurm=1
+    sleep 0.3 # Slurm signals the processes one after another; the probe may be later than this shell
+    kill -0 "$probe" 2>/dev/null || signalled_by_slurm=1
   fi
   ((live_steps == 0 || signalled_by_slurm)) || end_steps
   wait_for_steps $((grace_s + 10))
@@ -734,10 +753,10 @@ finish() {
 
 prepare
 check_directories
-[[ -n $outcome ]] || copy_code
-[[ -n $outcome ]] || log_job
-[[ -n $outcome ]] || make_ssh_keys
-[[ -n $outcome ]] || check_images
-[[ -n $outcome ]] || start_steps
+check_stop && copy_code
+check_stop && log_job
+check_stop && make_ssh_keys
+check_stop && check_images
+check_stop && start_steps
 supervise
 finish

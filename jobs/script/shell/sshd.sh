@@ -10,7 +10,7 @@
 #   without a container runtime, this script is already where the task is, and the image or node needs sshd.
 # - Values of secrets reach a session through a named pipe, not through files or arguments.
 # - Sessions get SIGTERM with the task. When the task ends, its server and all processes of its sessions are killed,
-#   also those in the background: they are found by a variable in their environment.
+#   also those in the background: processes of sessions are found by a variable in their environment.
 #
 # What it uses of task.sh: attempt_dir, step_roles, restart_count, task_dir, log, node, argv, environment, peer_ip,
 # peer_ports, and the functions variable, assign, read_peers, build_environment, finish_task.
@@ -67,7 +67,7 @@ start_sshd() {
   fi 2>>"$log"
   write_session_script >"$task_dir/session"
   write_sshd_config "$port" >"$task_dir/sshd_config"
-  SLUICE_SSH_SERVER=$task_dir "$program" -D -e -f "$task_dir/sshd_config" </dev/null >"$task_dir/sshd.log" 2>&1 &
+  "$program" -D -e -f "$task_dir/sshd_config" </dev/null >"$task_dir/sshd.log" 2>&1 &
   sshd_pid=$!
   disown "$sshd_pid"
   until { : <"/dev/tcp/127.0.0.1/$port"; } 2>/dev/null || ! kill -0 "$sshd_pid" 2>/dev/null || ((SECONDS >= deadline)); do
@@ -78,24 +78,40 @@ start_sshd() {
   kill -0 "$sshd_pid" 2>/dev/null || fail_ssh "sshd does not start on $node: $(<"$task_dir/sshd.log")"
 }
 
-# signal_marked NAME SIGNAL: signals all processes of the user that were started with NAME=task_dir in their environment.
-# Fails if there are none.
-signal_marked() {
+# signal_sessions SIGNAL: signals all processes of the user that were started in sessions of this server. Fails if there are
+# none.
+signal_sessions() {
   local file pids=()
   while read -r file; do
     file=${file#/proc/}
     pids+=("${file%/environ}")
-  done < <(grep -lsFxz -- "$1=$task_dir" /proc/[0-9]*/environ)
-  ((${#pids[@]})) && kill "-$2" "${pids[@]}" 2>/dev/null
+  done < <(grep -lsFxz -- "SLUICE_SSH_SESSION=$task_dir" /proc/[0-9]*/environ)
+  ((${#pids[@]})) && kill "-$1" "${pids[@]}" 2>/dev/null
 }
 
-signal_sessions() { signal_marked SLUICE_SSH_SESSION "$1"; }
+# kill_with_children PID: kills a process and its descendants. It is stopped first, so that it starts no further ones.
+kill_with_children() {
+  local child children=()
+  kill -STOP "$1" 2>/dev/null || return 0
+  read -ra children <"/proc/$1/task/$1/children"
+  for child in "${children[@]}"; do kill_with_children "$child"; done
+  kill -KILL "$1"
+} 2>/dev/null
 
-# stop_sshd: ends the server and its sessions. Repeated, because a session may start a process meanwhile.
+# stop_sshd: ends the sessions, then the server and its connections. Connections have a second to tell their clients how
+# the sessions ended. Repeated, because a session may start a process meanwhile. sshd overwrites its environment with its
+# title, so the server is found by its process id; its title contains the path of its configuration.
 stop_sshd() {
-  local n
+  local n connections
   [[ -n $task_dir && -n $sshd_pid ]] || return 0
-  signal_marked SLUICE_SSH_SERVER KILL
+  for ((n = 0; n < 20; n++)); do
+    signal_sessions KILL
+    connections=''
+    read -r connections <"/proc/$sshd_pid/task/$sshd_pid/children"
+    [[ -n $connections ]] || break
+    sleep 0.05
+  done 2>/dev/null
+  ! grep -qsaF -- "$task_dir/sshd_config" "/proc/$sshd_pid/cmdline" || kill_with_children "$sshd_pid"
   for ((n = 0; n < 5; n++)); do signal_sessions KILL || break; done
   sshd_pid=''
 }
@@ -110,7 +126,8 @@ write_ssh_config() {
   while read -r peer_role peer_index peer_node peer_address ports; do
     names='' port=${peer_ports[$peer_role/$peer_index/ssh]%%,*}
     for prefix in ${host_names[$peer_role]}; do names+=" $prefix-$peer_index"; done
-    print_ssh_host "$names" "$peer_address" "$port" "$user"
+    # A role may have no name that can be a host name. "Host" without a name is an error for ssh.
+    [[ -z $names ]] || print_ssh_host "$names" "$peer_address" "$port" "$user"
     for prefix in "$peer_node" "$peer_address"; do
       [[ -n ${known[$prefix]-} ]] || print_ssh_host " $prefix" "$peer_address" "$port" "$user"
       known[$prefix]=1

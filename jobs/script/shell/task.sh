@@ -34,7 +34,7 @@ log=$attempt_dir/logs/$name.log
 state_file=$attempt_dir/tasks/$name.state
 node=${SLURMD_NODENAME:-$(hostname)}
 task_ports=() ip='' state=starting started='' ended='' exit_code='' signal='' reason=''
-task_pid='' kill_timer='' mount_pid='' mount_dir='' container='' root_lock='' stopping=0 interrupted=0
+task_pid='' probe='' reader='' kill_timer='' mount_pid='' mount_dir='' container='' root_lock='' stopping=0 interrupted=0
 task_dir=${task_dir-} # private directory on the node, mounted in the container at the same path
 
 # ---- Reports ----------------------------------------------------------------------------------
@@ -62,7 +62,8 @@ finish_task() {
   exit_code=$1 reason=$2 state=ended ended=$(now)
   ((exit_code > 128 && exit_code < 193)) && signal=$((exit_code - 128))
   [[ -z $kill_timer ]] || kill -KILL "$kill_timer" 2>/dev/null
-  [[ -z ${canary-} ]] || kill -KILL "$canary" "$reader" 2>/dev/null
+  [[ -z $probe ]] || kill -KILL "$probe" 2>/dev/null
+  [[ -z $reader ]] || kill -KILL "$reader" 2>/dev/null
   [[ $ssh_mode == off ]] || stop_sshd
   unmount_image
   [[ -z $task_dir ]] || rm -rf "$task_dir"
@@ -493,15 +494,16 @@ use_own_shm() {
   argv=("${shm_argv[@]}" "${argv[@]}")
 }
 
-# make_task_dir: makes task_dir; removes those of tasks that were killed on this node. The name has the process id of
-# task.sh. TMPDIR may be longer than a unix socket's path allows (107 bytes).
+# make_task_dir: makes task_dir; removes those of tasks that were killed on this node. The name has the node, because nodes
+# may share TMPDIR, and the process id of task.sh. TMPDIR may be longer than a unix socket's path allows (107 bytes).
 make_task_dir() {
-  local dir pid
-  for dir in {/tmp,"${TMPDIR:-/tmp}"}/sluice-task-"$UID"-*-*; do
-    pid=${dir##*/sluice-task-"$UID"-}
-    [[ ! -d $dir ]] || kill -0 "${pid%-*}" 2>/dev/null || rm -rf "$dir"
+  local dir pid prefix=sluice-task.$UID.$node
+  for dir in {/tmp,"${TMPDIR:-/tmp}"}/"$prefix".*.*; do
+    pid=${dir##*/"$prefix".} pid=${pid%.*}
+    # Another node's name may begin with this one's: only digits are a process id.
+    [[ ! -d $dir || $pid == *[!0-9]* ]] || kill -0 "$pid" 2>/dev/null || rm -rf "$dir"
   done
-  task_dir=$(mktemp -d "/tmp/sluice-task-$UID-$$-XXXXXX" 2>/dev/null || mktemp -d "${TMPDIR:-/tmp}/sluice-task-$UID-$$-XXXXXX") || {
+  task_dir=$(mktemp -d "/tmp/$prefix.$$.XXXXXX" 2>/dev/null || mktemp -d "${TMPDIR:-/tmp}/$prefix.$$.XXXXXX") || {
     printf 'sluice: no directory can be made in /tmp on %s\n' "$node" >>"$log"
     finish_task "$exit_start_failed" start_failed
   }
@@ -553,9 +555,10 @@ container_argv() {
   fi
 }
 
-# stop_task HAS_SIGTERM: sends SIGTERM to the task, unless it has got it, and starts a timer that sends SIGKILL after the grace period.
+# stop_task HAS_SIGTERM: sends SIGTERM to the task, unless it has got it, and starts a timer that sends SIGKILL after the
+# grace period. Only the first call after the task's start has an effect.
 stop_task() {
-  [[ -n $task_pid ]] || return
+  [[ -n $task_pid && -z $kill_timer ]] || return 0
   if ((!$1)); then
     kill -TERM -- "-$task_pid" 2>/dev/null
     [[ $ssh_mode == off ]] || signal_sessions TERM
@@ -578,19 +581,19 @@ on_stop() {
 }
 
 # on_term: handles SIGTERM of Slurm, which sends it to every process of the step (proctrack/linuxproc) or only to this
-# shell (proctrack/cgroup). The canary process tells which: if the signal has not ended it after two seconds, the
+# shell (proctrack/cgroup). The probe process tells which: if the signal has not ended it after two seconds, the
 # task has not got it either.
 on_term() {
-  local tries=0 canary_ended=0
+  local tries=0 probe_ended=0
   interrupted=1
   ((stopping)) && return
   stopping=1
-  while [[ -n $task_pid ]] && ((!canary_ended && tries < 20)); do
+  while [[ -n $task_pid ]] && ((!probe_ended && tries < 20)); do
     sleep 0.1
-    kill -0 "$canary" 2>/dev/null || canary_ended=1
+    kill -0 "$probe" 2>/dev/null || probe_ended=1
     ((tries += 1))
   done
-  stop_task "$canary_ended"
+  stop_task "$probe_ended"
 }
 
 # read_requests PID: reads requests of the batch script from standard input; sends SIGUSR1 to PID for "stop".
@@ -619,22 +622,23 @@ run_task() {
   [[ $ssh_mode == off ]] || write_ssh_config
   mount_hosts
   container_argv
-  ((stopping)) && finish_task "$exit_stopped" stopped
   choose_gpu_devices
   build_environment
   [[ $ssh_mode == off ]] || accept_sessions
-  exec {input}< <(printf '%s\n' "${environment[@]}") # a pipe, so that values of secrets are not written to disk
+  ((stopping)) && finish_task "$exit_stopped" stopped
   set -m # the task gets a process group, so that signals reach all its processes
+  sleep infinity >/dev/null 2>&1 &
+  probe=$! # before the task: on_term needs it
+  disown "$probe"
+  exec {input}< <(printf '%s\n' "${environment[@]}") # a pipe, so that values of secrets are not written to disk
   "${argv[@]}" /bin/sh "$attempt_dir/enter.sh" "$work_dir" <&"$input" {input}<&- >>"$log" 2>&1 &
   task_pid=$!
-  sleep infinity >/dev/null 2>&1 &
-  canary=$!
-  disown "$canary"
+  exec {input}<&-
   read_requests "$$" <&0 >/dev/null 2>&1 &
   reader=$!
   disown "$reader"
   set +m
-  exec {input}<&-
+  ((!stopping)) || stop_task 0 # the signal came while the task was started
   state=running started=$(now)
   write_state
   while

@@ -640,6 +640,25 @@ class TestReports:
         expected = ("succeeded", True) if has_report else ("unknown", False)
         assert (Task.objects.get().state, attempt.tasks_final) == expected
 
+    def test_tasks_keep_their_states_while_the_directory_is_not_found(
+        self, scenario: Scenario
+    ) -> None:
+        attempt = scenario.create_live_attempt(scenario.job())
+        task = Task.objects.create(attempt=attempt, role="worker", index=0)
+        running = AttemptReport(None, (TaskState("worker", 0, "running", host="n1"),))
+        missing = AttemptReport(None, (), directory_exists=False)
+        save_task_states([attempt], {attempt.pk: running}, ended_ids=())
+        attempt.refresh_from_db()
+        read_at = attempt.tasks_read_at
+        assert save_task_states([attempt], {attempt.pk: missing}, ended_ids=()) == []
+        attempt.refresh_from_db()
+        assert attempt.tasks_read_at == read_at
+        task.refresh_from_db()
+        assert (task.state, task.node) == ("running", "n1")
+        save_task_states([attempt], {attempt.pk: missing}, ended_ids=[attempt.pk])
+        task.refresh_from_db()
+        assert task.state == "running"  # the end of the attempt makes it "unknown"
+
     def test_tasks_of_refused_attempt_do_not_wait(self, scenario: Scenario) -> None:
         attempt = scenario.create_live_attempt(scenario.job(), state="QUEUED")
         Attempt.objects.update(phase="submitting", slurm_job_id="")
