@@ -284,6 +284,14 @@ def test_each_of_several_problems_is_printed_once(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (69, "1m 9s"), (600, "10m"), (3600, "1h"), (5400, "1h 30m"), (86400, "1d")],
+)
+def test_durations_have_no_zero_units(seconds: int, text: str) -> None:
+    assert output.duration_text(seconds) == text
+
+
+@pytest.mark.parametrize(
     ("mib", "text"), [(512, "512 MB"), (1536, "1.5 GB"), (4096, "4 GB"), (1048576, "1024 GB")]
 )
 def test_memory_has_the_units_of_the_pages(mib: int, text: str) -> None:
