@@ -9,22 +9,22 @@ from django.utils.translation import gettext
 
 
 def duration(seconds: float | None) -> str:
-    """The two largest units: 3 d 4 h, 2 h 05 min, 4 min 09 s, 7 s."""
+    """The two largest units, the second only if it is not zero: 3 d 4 h, 2 h 05 min, 10 min, 7 s."""
     if seconds is None:
         return "–"
     minutes, seconds_left = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     if days:
-        return gettext("%(days)s d %(hours)s h") % {"days": days, "hours": hours}
-    if hours:
-        return gettext("%(hours)s h %(minutes)02d min") % {"hours": hours, "minutes": minutes}
-    if minutes:
-        return gettext("%(minutes)s min %(seconds)02d s") % {
-            "minutes": minutes,
-            "seconds": seconds_left,
-        }
-    return gettext("%(seconds)s s") % {"seconds": seconds_left}
+        text = gettext("%(days)s d %(hours)s h") if hours else gettext("%(days)s d")
+    elif hours:
+        text = gettext("%(hours)s h %(minutes)02d min") if minutes else gettext("%(hours)s h")
+    elif minutes:
+        both = gettext("%(minutes)s min %(seconds)02d s")
+        text = both if seconds_left else gettext("%(minutes)s min")
+    else:
+        text = gettext("%(seconds)s s")
+    return text % {"days": days, "hours": hours, "minutes": minutes, "seconds": seconds_left}
 
 
 def compact_duration(seconds: float | None) -> str:

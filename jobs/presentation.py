@@ -44,7 +44,7 @@ def summarize_problems(problems: Sequence[Problem]) -> str:
         suggestion = (
             "" if is_in_message else _('Did you mean "%(suggestion)s"?', suggestion=suggestion)
         )
-    rest = _("There are %(count)s more problems.", count=other_count) if other_count else ""
+    rest = _("Further problems: %(count)s.", count=other_count) if other_count else ""
     return translate(join_messages(first.located_message(), suggestion, rest))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from django.utils.translation import gettext
+
 from core.formatting import duration
 from core.messages import msg
 from core.models import Event
@@ -36,4 +38,6 @@ def describe_event(event: Event) -> str:
     reason = render_reason_code(
         data.get("reasonCode", ""), data.get("reasonParams"), data.get("reasonText", "")
     )
-    return ": ".join(part for part in (state, reason) if part) or event.kind
+    if state and reason:
+        return gettext("%(state)s: %(reason)s") % {"state": state, "reason": reason}
+    return state or reason or event.kind

@@ -11,12 +11,14 @@ function splitDuration(seconds) {
   return { days: Math.floor(whole / 86400), hours: Math.floor((whole % 86400) / 3600), minutes: Math.floor((whole % 3600) / 60), left: whole % 60 };
 }
 
-/** Format a duration with at most two units: 3 d 4 h, 2 h 05 min, 4 min 09 s, 7 s. */
+/** Format a duration with at most two units, the second only if it is not zero: 3 d 4 h, 2 h 05 min, 10 min, 7 s. */
 export function duration(seconds) {
   const { days, hours, minutes, left } = splitDuration(seconds);
-  if (days) return interpolate(gettext("%(days)s d %(hours)s h"), { days, hours });
-  if (hours) return interpolate(gettext("%(hours)s h %(minutes)s min"), { hours, minutes: twoDigits(minutes) });
-  if (minutes) return interpolate(gettext("%(minutes)s min %(seconds)s s"), { minutes, seconds: twoDigits(left) });
+  if (days) return interpolate(hours ? gettext("%(days)s d %(hours)s h") : gettext("%(days)s d"), { days, hours });
+  if (hours && minutes) return interpolate(gettext("%(hours)s h %(minutes)s min"), { hours, minutes: twoDigits(minutes) });
+  if (hours) return interpolate(gettext("%(hours)s h"), { hours });
+  if (minutes && left) return interpolate(gettext("%(minutes)s min %(seconds)s s"), { minutes, seconds: twoDigits(left) });
+  if (minutes) return interpolate(gettext("%(minutes)s min"), { minutes });
   return interpolate(gettext("%(seconds)s s"), { seconds: left });
 }
 

@@ -39,6 +39,7 @@ export class FrameworkChoice {
     control.replaceChildren(new Option(gettext("Any"), ""), ...versions.map((version) => new Option(version, version)));
     this.form.selectOption(control, framework?.version ?? "");
     control.disabled = !framework || (!versions.length && !framework.version);
+    this.form.showImageHint();
     this.form.root.querySelector("[data-version-hint]").textContent = framework && !versions.length ? gettext("The cluster has no image that states a version.") : "";
   }
 
@@ -59,6 +60,7 @@ export class FrameworkChoice {
     this.form.document.framework = { ...(typeof framework === "string" ? { name: framework } : framework), version };
     if (version) this.form.document.image = "";
     this.form.fill(this.form.root.querySelector("#f-image"));
+    this.form.showImageHint();
     this.form.changed();
   }
 

@@ -144,14 +144,27 @@ export class JobForm {
     const namespace = this.namespace;
     this.setHint("namespace", namespace?.description);
     this.root.querySelector("#images").replaceChildren(...(namespace?.images ?? []).map((image) => new Option(image, image)));
-    this.setHint("image", namespace?.defaultImage && interpolate(gettext("Empty: %(image)s, the namespace's default."), { image: namespace.defaultImage }));
+    this.showImageHint();
     const typeControl = this.root.querySelector("#f-gpuType");
     typeControl.replaceChildren(new Option(gettext("Any"), ""), ...(namespace?.gpuTypes ?? []).map((type) => new Option(type, type)));
     this.fill(typeControl);
-    const limits = [];
-    if (namespace?.defaultTime) limits.push(interpolate(gettext("Empty: %(time)s."), { time: durationInput(namespace.defaultTime) }));
-    if (namespace?.maxTime) limits.push(interpolate(gettext("At most %(time)s."), { time: durationInput(namespace.maxTime) }));
-    this.setHint("timeLimit", limits.join(" "));
+    this.showTimeHint();
+  }
+
+  /** Show which image is used if the field is empty: that of the framework's version, else the namespace's default. */
+  showImageHint() {
+    const { framework } = this.document;
+    const image = this.namespace?.defaultImage;
+    if (framework?.version) this.setHint("image", interpolate(gettext("Empty: the cluster's image of %(framework)s %(version)s."), { framework: framework.name, version: framework.version }));
+    else this.setHint("image", image && interpolate(gettext("Empty: %(image)s, the namespace's default."), { image }));
+  }
+
+  showTimeHint() {
+    const time = this.namespace?.defaultTime && durationInput(this.namespace.defaultTime);
+    const most = this.namespace?.maxTime && durationInput(this.namespace.maxTime);
+    if (time && most) this.setHint("timeLimit", interpolate(gettext("Empty: %(time)s. At most %(most)s."), { time, most }));
+    else if (time) this.setHint("timeLimit", interpolate(gettext("Empty: %(time)s."), { time }));
+    else this.setHint("timeLimit", most && interpolate(gettext("At most %(time)s."), { time: most }));
   }
 
   showSizes(section) {

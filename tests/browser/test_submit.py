@@ -361,6 +361,7 @@ def test_framework_version_selects_the_image(
     page.select_option("[data-preset]", "pytorch/ddp")
     page.select_option("[data-version]", "2.3")
     expect(page.locator("#f-image")).to_have_value("")
+    expect(page.locator("#f-image-hint")).to_have_text("Empty: the cluster's image of pytorch 2.3.")
     wait_until_checked(page)
     # An image of another version contradicts the choice; the problem is shown at the image.
     page.fill("#f-image", "pytorch:2.4")

@@ -17,11 +17,14 @@ import httpx
 import pytest
 
 import sluice
+from core import formatting
 from sluice import config, messages
 from sluice.client import default_log_role
 from sluice.command import main, metrics, output
 from sluice.command.jobs import parse_duration
 from sluice.command.templates import parse_parameter
+from sluice.display import memory_text
+from sluice.errors import FieldError
 
 UNREACHABLE_URL = "http://127.0.0.1:9"  # port of the discard service: nothing listens
 
@@ -77,6 +80,9 @@ def test_help_lists_every_subcommand(run: Command) -> None:
     listed = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")}
     assert set(subcommands.split()) <= listed
     assert "--follow" in run("help", "logs").stdout
+    assert run("help", "stop").stdout.startswith("Usage: sluice stop [OPTIONS]")
+    shortened = [line for line in done.stdout.splitlines() if line.endswith("...")]
+    assert [line for line in shortened if not line.startswith("Usage")] == []
 
 
 def test_exit_codes_of_usage_and_access_errors(run: Command) -> None:
@@ -261,6 +267,35 @@ def test_durations_are_parsed_to_seconds(text: str, seconds: int) -> None:
     assert parse_duration(text) == seconds
     with pytest.raises(sluice.Invalid):
         parse_duration("m" + text)
+
+
+def test_each_of_several_problems_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
+    fields = (
+        FieldError("dataDir", "is no directory."),
+        FieldError("outputDir", "is no directory."),
+    )
+    message = "dataDir: is no directory. Further problems: 1."
+    assert output.print_error(sluice.Invalid(message, errors=fields)) == output.EXIT_FAILED
+    assert capsys.readouterr().err.splitlines() == [
+        "2 problems:",
+        "  dataDir: is no directory.",
+        "  outputDir: is no directory.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (69, "1m 9s"), (600, "10m"), (3600, "1h"), (5400, "1h 30m"), (86400, "1d")],
+)
+def test_durations_have_no_zero_units(seconds: int, text: str) -> None:
+    assert output.duration_text(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("mib", "text"), [(512, "512 MB"), (1536, "1.5 GB"), (4096, "4 GB"), (1048576, "1024 GB")]
+)
+def test_memory_has_the_units_of_the_pages(mib: int, text: str) -> None:
+    assert memory_text(mib) == text == formatting.memory(mib)
 
 
 def test_template_parameter_has_a_default_or_is_required() -> None:

@@ -1,4 +1,4 @@
-"""HTML with which notebooks show jobs. This module escapes all text of the server."""
+"""HTML with which notebooks show jobs, and units. The HTML functions escape all text of the server."""
 
 from __future__ import annotations
 
@@ -14,6 +14,14 @@ _COLORS = {
     "FAILED": "#b42318",
     "STOPPED": "#667382",
 }
+
+
+def memory_text(mib: int) -> str:
+    """Format memory as the pages do, in binary units: 512 MB, 1.5 GB, 1024 GB."""
+    if mib < 1024:
+        return f"{mib} MB"
+    gib = mib / 1024
+    return f"{gib:.1f}".removesuffix(".0") + " GB" if gib < 100 else f"{gib:.0f} GB"
 
 
 def badge(state: str) -> str:
@@ -37,7 +45,9 @@ def table(rows: Iterable[tuple[str, str]]) -> str:
 def job_html(raw: Mapping[str, Any]) -> str:
     reason = raw.get("reason") or {}
     message = str(reason.get("text") or reason.get("slurm_text") or "")
-    resources = f"{raw.get('tasks')} × task, {raw.get('cpus')} CPU, {raw.get('mem_mib')} MiB"
+    resources = (
+        f"{raw.get('tasks')} × task, {raw.get('cpus')} CPU, {memory_text(raw.get('mem_mib') or 0)}"
+    )
     if raw.get("gpus"):
         resources += f", {raw.get('gpus')} GPU {raw.get('gpu_type') or ''}"
     rows = [

@@ -5,6 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 
+def add_suggestion(message: str, suggestion: str) -> str:
+    """Append a suggestion, which is a sentence or the nearest valid word, to a message."""
+    if not suggestion:
+        return message
+    if not suggestion.endswith((".", "。")):
+        return f"{message} ({suggestion})"
+    # Chinese has no space between sentences.
+    return message + ("" if message.endswith("。") else " ") + suggestion
+
+
 @dataclass(frozen=True, slots=True)
 class FieldError:
     """One invalid value: its path, the message, and possibly a suggestion."""
@@ -18,8 +28,7 @@ class FieldError:
     def __str__(self) -> str:
         place = f"line {self.line}: " if self.line else ""
         name = f"{self.path}: " if self.path else ""
-        hint = f" ({self.suggestion})" if self.suggestion else ""
-        return f"{place}{name}{self.message}{hint}"
+        return place + name + add_suggestion(self.message, self.suggestion)
 
 
 class SluiceError(Exception):

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import Any
 
 from sluice.display import job_html
+from sluice.errors import add_suggestion
 
 END_STATES = frozenset(("COMPLETED", "FAILED", "STOPPED"))
 
@@ -130,9 +131,9 @@ def warning_text(row: Any) -> str:
 
 
 def problem_text(row: Any) -> str:
-    """Return a problem of a plan, followed by its suggestion, which is a sentence."""
+    """Return a problem of a plan, followed by its suggestion."""
     suggestion = row.get("suggestion") if isinstance(row, Mapping) else ""
-    return f"{warning_text(row)} {suggestion}" if suggestion else warning_text(row)
+    return add_suggestion(warning_text(row), str(suggestion or ""))
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,7 @@ class TestPresentation:
         ("language", "texts"),
         [
             ("en", ("Failed, kept for you until", "failed, kept", "Release")),
-            ("zh-hans", ("已失败，为你保留到", "失败，已保留", "释放")),
+            ("zh-hans", ("已失败，为您保留到", "失败，已保留", "释放")),
         ],
     )
     def test_page_shows_the_kept_task(

@@ -11,7 +11,7 @@ from django.contrib.admin.models import LogEntry
 from django.db import transaction
 from django.test import Client
 from django.urls import reverse
-from django.utils import timezone
+from django.utils import timezone, translation
 from pytest_django import DjangoAssertNumQueries
 
 from accounts.models import ApiToken, User
@@ -29,6 +29,7 @@ from jobs.lifecycle.transitions import (
     decide_observation,
 )
 from jobs.models import Job, Task
+from jobs.web.event_text import describe_event
 from tests.app.scenario import Scenario, client_for, make_scenario
 
 pytestmark = pytest.mark.django_db
@@ -350,6 +351,15 @@ def test_job_history_has_no_duplicates(scenario: Scenario) -> None:
     page = client_for(scenario.alice).get(reverse("job", args=[job.pk])).content.decode()
     history = page[page.index('id="job-events"') :]
     assert history[: history.index("</ol>")].count("<li") == 2
+
+
+def test_event_has_state_and_reason_with_the_punctuation_of_the_language() -> None:
+    data = {"state": "STOPPED", "reasonCode": "end.stopped", "reasonParams": {"by": "alice"}}
+    event = Event(kind="state", data=data)
+    with translation.override("en"):
+        assert describe_event(event) == "Stopped: Stopped by alice."
+    with translation.override("zh-hans"):
+        assert describe_event(event) == "已停止：由 alice 停止。"
 
 
 # --- hostile names ---------------------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 import sluice
-from sluice.http import ApiSession, normalize_url
+from sluice.http import ApiSession, normalize_url, parse_field_error
+from sluice.values import problem_text
 
 JOB = {"id": "11111111-1111-4111-8111-111111111111", "name": "a", "state": "QUEUED"}
 
@@ -126,6 +127,20 @@ def test_error_status_maps_to_exception(status: int, error_class: type[sluice.Sl
     error = caught.value
     assert (error.message, error.code, error.status) == ("A sentence.", "some_code", status)
     assert str(error.errors[0]) == "line 3: taskRoles[0].image: is required."
+
+
+@pytest.mark.parametrize(
+    ("message", "suggestion", "text"),
+    [
+        ("is unknown.", "image", "is unknown. (image)"),
+        ("does not exist.", "Create it.", "does not exist. Create it."),
+        ("不存在。", "请新建。", "不存在。请新建。"),
+    ],
+)
+def test_suggestion_follows_the_message(message: str, suggestion: str, text: str) -> None:
+    row = {"path": "dataDir", "message": message, "suggestion": suggestion}
+    assert str(parse_field_error(row)) == f"dataDir: {text}"
+    assert problem_text(row) == f"dataDir: {text}"
 
 
 def test_non_sluice_response_is_rejected() -> None:

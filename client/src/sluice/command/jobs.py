@@ -40,9 +40,7 @@ MAX_TASK_AGE_S = 3
 
 def register(app: typer.Typer) -> None:
     """Add these commands, in the order in which the help lists them."""
-    app.command(
-        "train", help=t("Submit a manifest with its code and follow the job until it ends.")
-    )(train)
+    app.command("train", help=t("Submit a manifest with its code and follow the job."))(train)
     app.command("submit", help=t("Submit a job file; --follow follows the job until it ends."))(
         submit
     )
@@ -53,9 +51,7 @@ def register(app: typer.Typer) -> None:
     app.command("wait", help=t("Wait for the end without printing output."))(wait)
     app.command("stop", help=t("Stop jobs."))(stop)
     app.command("halt", help=t("The same as stop."))(stop)
-    app.command(
-        "release", help=t("End failed tasks that isDebug keeps; the job ends with their exit code.")
-    )(release)
+    app.command("release", help=t("End the failed tasks that isDebug keeps."))(release)
     app.command("delete", help=t("Delete jobs; those that still run are stopped first."))(delete)
     app.command("retry", help=t("Run an ended job again, as a new attempt."))(retry)
     app.command("clone", help=t("Submit the same job file as a new job."))(clone)

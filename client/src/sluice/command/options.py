@@ -37,7 +37,7 @@ JobArgument = Annotated[
 JobArguments = Annotated[
     list[str],
     typer.Argument(
-        metavar="ID...", help=t("The jobs: ids, Slurm ids or names."), autocompletion=complete_jobs
+        metavar="ID", help=t("The jobs: ids, Slurm ids or names."), autocompletion=complete_jobs
     ),
 ]
 ManifestArgument = Annotated[

@@ -24,6 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sluice.archive import FileProgress
+from sluice.display import memory_text
 from sluice.errors import Forbidden, NotConfigured, SluiceError, Unauthorized, Unreachable
 from sluice.messages import t
 from sluice.values import Job, Task
@@ -92,10 +93,13 @@ def print_error(error: SluiceError) -> int:
         errors = [{"path": e.path, "message": e.message, "code": e.code} for e in error.errors]
         print_json({"error": {"code": error.code, "message": error.message, "errors": errors}})
     else:
-        print_message(error.message, "red")
-        # A single error is already part of the message.
-        for field in error.errors[:20] if len(error.errors) > 1 else ():
-            print_message(f"  {field}")
+        if len(error.errors) > 1:
+            # The message has only the first of the errors.
+            print_message(t("{count} problems:", count=len(error.errors)), "red")
+            for field in error.errors[:20]:
+                print_message(f"  {field}")
+        else:
+            print_message(error.message, "red")
         if isinstance(error, Unauthorized) and "sluice login" not in error.message:
             print_message(t("Run: sluice login"))
     if isinstance(error, Forbidden) and error.code in ("token_read_only", "sign_in_needed"):
@@ -154,10 +158,12 @@ def duration_text(seconds: int | None) -> str:
     hours, minutes = divmod(minutes, 60)
     days, hours = divmod(hours, 24)
     if days:
-        return f"{days}d {hours}h"
+        return f"{days}d {hours}h" if hours else f"{days}d"
     if hours:
-        return f"{hours}h {minutes}m"
-    return f"{minutes}m {seconds}s" if minutes else f"{seconds}s"
+        return f"{hours}h {minutes}m" if minutes else f"{hours}h"
+    if minutes:
+        return f"{minutes}m {seconds}s" if seconds else f"{minutes}m"
+    return f"{seconds}s"
 
 
 def age_text(at: datetime | None) -> str:
@@ -177,7 +183,7 @@ def size_text(count: float) -> str:
 
 
 def resources_text(job: Job) -> str:
-    text = f"{job.cpus} CPU, {job.mem_mib} MiB"
+    text = f"{job.cpus} CPU, {memory_text(job.mem_mib)}"
     return text + (f", {job.gpus} GPU {job.gpu_type}".rstrip() if job.gpus else "")
 
 

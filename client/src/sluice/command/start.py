@@ -13,6 +13,7 @@ from sluice.client import Client, create_token
 from sluice.command import output
 from sluice.command.options import JsonOption
 from sluice.config import config_path, device_name, read_config, resolve_connection, write_config
+from sluice.display import memory_text
 from sluice.errors import Invalid, NotConfigured, SluiceError
 from sluice.http import normalize_url
 from sluice.messages import t
@@ -33,7 +34,7 @@ def register(app: typer.Typer) -> None:
     )(capacity)
     app.command(
         "frameworks",
-        help=t("Training frameworks, their strategies, and the versions you can choose."),
+        help=t("Training frameworks, their strategies and versions."),
     )(frameworks)
     app.command("completion", help=t("Print the completion script for bash, zsh or fish."))(
         completion
@@ -247,7 +248,7 @@ def capacity(json: JsonOption = False) -> None:
                     row["cluster"],
                     f"{row['usable_nodes']}/{row['nodes']}",
                     f"{row['cpus_free']}/{row['cpus']}",
-                    f"{row['mem_mib_free']}/{row['mem_mib']} MiB",
+                    f"{memory_text(row['mem_mib_free'])} / {memory_text(row['mem_mib'])}",
                     format_gpus(row),
                 )
                 for row in result["clusters"]
@@ -257,7 +258,7 @@ def capacity(json: JsonOption = False) -> None:
         output.print_table(
             (t("NAMESPACE"), t("CPUS PER JOB"), t("MEMORY PER JOB"), t("GPUS PER JOB")),
             (
-                (row["namespace"], row["cpus"], f"{row['mem_mib']} MiB", format_gpus(row))
+                (row["namespace"], row["cpus"], memory_text(row["mem_mib"]), format_gpus(row))
                 for row in result["namespaces"]
                 if row["can_submit"]
             ),
@@ -303,5 +304,5 @@ def help_(
     result = parent.command.get_command(parent, command)  # type: ignore[attr-defined]
     if result is None:
         raise Invalid(t("Unknown command {name}.", name=repr(command)), code="usage")
-    with result.make_context(f"sluice {command}", [], parent=parent, resilient_parsing=True) as own:
+    with result.make_context(command, [], parent=parent, resilient_parsing=True) as own:
         output.print_text(result.get_help(own))
