@@ -81,6 +81,12 @@ def test_limit_at_submission_counts_while_slurm_does_not_reply(attempt_dir: Path
     assert abs(int(done.stdout) - (time.time() + 3600)) < 30
 
 
+def test_removed_limit_ends_no_task(attempt_dir: Path) -> None:
+    add_program(attempt_dir, "squeue", "echo N/A")
+    done = run_batch(attempt_dir, 'find_limit_end; printf %s "$limit_end"')
+    assert int(done.stdout) > time.time() + 3600 * 12
+
+
 def test_last_reply_of_slurm_counts_while_it_does_not_reply(attempt_dir: Path) -> None:
     add_program(attempt_dir, "squeue", "[[ ! -e down ]] && date -d '+9 hours' +%FT%T")
     script = 'cd "$attempt_dir"; find_limit_end; touch down; find_limit_end; printf %s "$limit_end"'

@@ -691,7 +691,9 @@ wait_for_steps() {
 find_limit_end() {
   local end
   end=$(timeout 10 squeue --noheader --jobs="$SLURM_JOB_ID" --format=%e 2>/dev/null | head -n 1)
-  if [[ -n $end ]] && end=$(date -d "$end" +%s 2>/dev/null); then # date takes an empty text for midnight
+  if [[ $end == N/A ]]; then # no limit any more; it may be set again
+    limit_end=$(($(printf '%(%s)T' -1) + 86400))
+  elif [[ -n $end ]] && end=$(date -d "$end" +%s 2>/dev/null); then # date takes an empty text for midnight
     limit_end=$end
   elif [[ -z $limit_end ]]; then
     limit_end=$(($(printf '%(%s)T' -1) - SECONDS + time_limit_s))
