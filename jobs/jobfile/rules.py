@@ -6,6 +6,7 @@ problems, so that one validation reports violated rules and other problems toget
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,7 @@ from jobs.jobfile.fields import parse_duration, parse_memory_mib, to_identifier
 MAX_ROLES = 100
 MAX_TASKS = 2000
 MAX_GRACE_S = 3600
+MAX_RULE_VIOLATIONS = 1000  # further ones are not searched for
 
 # Keys in the file that are not the camelCase form of the attribute.
 _IRREGULAR_KEYS = {"memory_mb": "memoryMB", "shm_mb": "shmMB"}
@@ -75,7 +77,7 @@ def _get_list(section: Any, name: str) -> Sequence[Any]:
 def find_rule_violations(job: Any) -> Iterator[RuleViolation]:
     """Find all violated rules between fields of `job`, which is a JobSpec or the mapping of a file."""
     roles = _get_list(job, "task_roles")
-    for index, role in enumerate(roles):
+    for index, role in enumerate(roles[:MAX_ROLES]):  # more roles are a violation of their own
         loc: Loc = ("taskRoles", index)
         yield from _check_role(role, loc)
         yield from _check_unique(
@@ -154,6 +156,7 @@ def _check_unique(
 ) -> Iterator[RuleViolation]:
     """Check that the names of sections differ, also in the form that is used in names of variables."""
     names_by_identifier: dict[str, str] = {}
+    names: set[str] = set()
     for index, section in enumerate(sections):
         name = _get_field(section, field)
         identifier = to_identifier(name) if isinstance(name, str) else ""
@@ -173,31 +176,37 @@ def _check_unique(
                 ),
                 name,
             )
-        elif any(_get_field(earlier, field) == name for earlier in sections[:index]):
+        elif name in names:
             yield RuleViolation(
                 (*loc, index, field),
                 "duplicate",
                 _("is a %(what)s used twice; rename one.", what=what),
                 name,
             )
+        names.add(name)
 
 
 def _check_ports(role: Any, loc: Loc) -> Iterator[RuleViolation]:
-    used_ranges: list[tuple[int, int, str]] = []  # first port, last port + 1, label
-    for index, port in enumerate(_get_list(role, "port_list")):
+    """Check that the fixed ports of a role do not overlap. The cost is linear in the number of ports."""
+    ports = _get_list(role, "port_list")
+    labels: list[str] = []
+    # Port → 1 + index in `labels`; 0: not used.
+    owners = array("I", bytes(4 * 65536)) if ports else array("I")
+    for index, port in enumerate(ports):
         begin, count = _get_number(port, "begin_at", 0), _get_number(port, "port_number", 1)
         label = _get_field(port, "label")
         if not begin or not count or begin + count > 65536 or not isinstance(label, str):
             continue
-        for low, high, other in used_ranges:
-            if begin < high and low < begin + count:
-                yield RuleViolation(
-                    (*loc, "portList", index, "beginAt"),
-                    "ports_overlap",
-                    _('uses ports that "%(other)s" already uses.', other=other),
-                    begin,
-                )
-        used_ranges.append((begin, begin + count, label))
+        owner = max(owners[begin : begin + count])
+        if owner:
+            yield RuleViolation(
+                (*loc, "portList", index, "beginAt"),
+                "ports_overlap",
+                _('uses ports that "%(other)s" already uses.', other=labels[owner - 1]),
+                begin,
+            )
+        labels.append(label)
+        owners[begin : begin + count] = array("I", [len(labels)]) * count
 
 
 def _check_mounts(job: Any) -> Iterator[RuleViolation]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
+from itertools import islice
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -18,7 +19,7 @@ from core.messages import Message, _
 from jobs.jobfile.errors import Loc, Position, Problem, SpecError, format_path, shorten
 from jobs.jobfile.fields import describe_type
 from jobs.jobfile.model import RULES_CODE, JobSpec
-from jobs.jobfile.rules import RuleViolation, find_rule_violations
+from jobs.jobfile.rules import MAX_RULE_VIOLATIONS, RuleViolation, find_rule_violations
 
 MAX_PROBLEMS = 100
 
@@ -57,11 +58,13 @@ def validate_document(
             if details["type"] != f"sluice_{RULES_CODE}":
                 loc = _convert_loc(details["loc"], document)
                 problems[loc, details["type"]] = _build_pydantic_problem(details, loc, document)
-    for violation in find_rule_violations(document) if spec is None else ():
-        # The violated rule replaces other problems at the same location.
-        for key in [key for key in problems if key[0] == violation.loc]:
-            del problems[key]
-        problems[violation.loc, violation.code] = _build_rule_problem(violation)
+    if spec is None:
+        violations = list(islice(find_rule_violations(document), MAX_RULE_VIOLATIONS))
+        # A violated rule replaces other problems at the same location.
+        replaced = {violation.loc for violation in violations}
+        problems = {key: problem for key, problem in problems.items() if key[0] not in replaced}
+        for violation in violations:
+            problems[violation.loc, violation.code] = _build_rule_problem(violation)
     if problems:
         raise SpecError(_locate_problems(problems, positions, source_of))
     if spec is None:  # the model refused what the rules on the mapping accept: a programming error

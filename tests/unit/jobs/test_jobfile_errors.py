@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jobs.jobfile import JobSpec, SpecError, TaskRole
+from jobs.jobfile import JobSpec, SpecError, TaskRole, rules
 from jobs.jobfile.importers import load_document, load_text
 
 FILES = Path(__file__).parent / "jobfiles"
@@ -148,3 +149,45 @@ def test_problems_are_serialized_to_json():
             "column": 16,
         }
     ]
+
+
+@pytest.mark.parametrize(
+    "make_job",
+    [
+        lambda n: {"taskRoles": [{"name": "w", "command": "true"}] * n},
+        lambda n: {
+            "taskRoles": [
+                {
+                    "name": "w",
+                    "command": "true",
+                    "portList": [
+                        {"label": f"p{i}", "beginAt": 2000, "portNumber": 9} for i in range(n)
+                    ],
+                }
+            ]
+        },
+        lambda n: {
+            "taskRoles": [{"name": "w", "command": "true"}],
+            "mounts": [{"source": "/a", "target": "/b"}] * n,
+        },
+    ],
+    ids=["equal roles", "overlapping ports", "equal mounts"],
+)
+def test_cost_of_rules_grows_linearly(
+    monkeypatch: pytest.MonkeyPatch, make_job: Callable[[int], dict[str, Any]]
+) -> None:
+    def count_field_reads(n: int) -> int:
+        reads = 0
+
+        def read(section: Any, name: str) -> Any:
+            nonlocal reads
+            reads += 1
+            return get_field(section, name)
+
+        monkeypatch.setattr(rules, "_get_field", read)
+        for _ in rules.find_rule_violations({"jobName": "j", **make_job(n)}):
+            pass
+        return reads
+
+    get_field = rules._get_field
+    assert count_field_reads(2000) < 2.2 * count_field_reads(1000)
