@@ -15,9 +15,9 @@ from typing import Any
 from clusters.errors import (
     AuthFailed,
     ClusterError,
-    CommandTimeout,
     ConnectFailed,
     IdentityRefused,
+    OutcomeUnknown,
     RemoteDiskFull,
     RemoteFileError,
     SlurmUnavailable,
@@ -63,7 +63,7 @@ def decide_submit_outcome(
     if isinstance(error, SubmitRejected) and not error.retryable:
         text = error.detail[-2000:]
         return decide_refusal(job, Reason("end.refused", {"error": error.user_message}, text), now)
-    if isinstance(error, CommandTimeout):
+    if isinstance(error, OutcomeUnknown):
         return decide_hold(
             job,
             Reason("queued.no-answer"),
@@ -105,7 +105,7 @@ def reason_for_error(error: ClusterError) -> tuple[Reason, bool]:
         return Reason("end.no-space", params), True
     if isinstance(error, SlurmUnavailable):
         return Reason("queued.slurm-down"), False
-    if isinstance(error, ConnectFailed | CommandTimeout):
+    if isinstance(error, ConnectFailed | OutcomeUnknown):
         return Reason("queued.unreachable"), False
     return Reason("queued.refused-for-now", params), False
 
@@ -119,7 +119,7 @@ def should_pause(outcomes: Sequence[SubmitOutcome]) -> bool:
     attempted = [outcome for outcome in outcomes if outcome.attempted]
     stopped_early = len(attempted) < len(outcomes)
     stopped_by_error = stopped_early and (not attempted or attempted[-1].error is not None)
-    unresponsive = (SlurmUnavailable, CommandTimeout)
+    unresponsive = (SlurmUnavailable, OutcomeUnknown)
     return stopped_by_error or any(isinstance(outcome.error, unresponsive) for outcome in attempted)
 
 

@@ -20,7 +20,13 @@ from django.db.models import Count, Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from clusters.connections import resolve_work_root, slurm_commands_for, transport_for
-from clusters.errors import ClusterError, CommandTimeout, ConnectFailed, RemoteDiskFull
+from clusters.errors import (
+    ClusterError,
+    CommandTimeout,
+    ConnectFailed,
+    OutcomeUnknown,
+    RemoteDiskFull,
+)
 from clusters.models import Cluster, unix_user_for
 from clusters.passes import EngineStats, Lease
 from clusters.slurm import SubmitOutcome, SubmitRequest
@@ -283,7 +289,7 @@ class Batch:
         try:
             self.stats.count_command("sbatch", len(requests))
             outcomes = slurm.submit_many(requests)
-        except (CommandTimeout, ConnectFailed) as error:
+        except (OutcomeUnknown, ConnectFailed) as error:
             self._log_error(error)
             unknown = CommandTimeout(
                 msg(

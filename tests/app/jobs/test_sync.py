@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from django.db import connection, transaction
@@ -11,10 +11,17 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 from django.utils import timezone, translation
 
-from clusters.errors import CommandTimeout, SlurmUnavailable, SubmitRejected
+from clusters.errors import (
+    ClusterError,
+    CommandTimeout,
+    ConnectionLost,
+    SlurmUnavailable,
+    SubmitRejected,
+)
 from clusters.models import EngineLease, store_status
-from clusters.passes import LeaseLost, PassContext
+from clusters.passes import EngineStats, LeaseLost, PassContext
 from clusters.slurm import JobRecord, SubmitOutcome, parse_job_state
+from clusters.slurm.client import SlurmClient
 from clusters.slurm.sbatch import SubmissionAbandoned
 from clusters.transport.base import CommandResult
 from core.models import Event
@@ -34,7 +41,9 @@ from jobs.lifecycle.transitions import (
     decide_refusal,
 )
 from jobs.models import Attempt, Job, JobSecret, Task
+from jobs.script.paths import AttemptPaths
 from jobs.script.task_state import ScriptResult, TaskState, parse_script_result
+from jobs.sync.batch import Batch, PendingSubmission
 from jobs.sync.observations import build_observation, select_leading_record
 from jobs.sync.outcomes import apply_outcome
 from jobs.sync.poller import ObservedRecord, Poller
@@ -429,6 +438,34 @@ class TestPolling:
         age_end(poller, attempt.pk, 60)
         assert self.poll_once(poller, cancelled_records) == {attempt.pk}
         assert poller._memory[attempt.pk].settled_row is None
+
+
+@pytest.mark.parametrize("error", [CommandTimeout("late"), ConnectionLost("broken")])
+def test_submission_without_reply_may_have_reached_slurm(
+    scenario: Scenario, monkeypatch: pytest.MonkeyPatch, error: ClusterError
+) -> None:
+    job = scenario.job("lost")
+    attempt = Attempt.objects.create(
+        job=job,
+        cluster=scenario.cluster,
+        number=1,
+        unix_user="alice",
+        work_dir=f"/w/jobs/{job.pk}/1",
+    )
+    lease = Lease.acquire(scenario.cluster, "test")
+    assert lease is not None
+
+    def lose_reply(*_: Any) -> Any:
+        raise error
+
+    monkeypatch.setattr(SlurmClient, "submit_many", lose_reply)
+    batch = Batch(scenario.cluster, lease, EngineStats(), scenario.alice.pk, frozenset())
+    paths = AttemptPaths("/w", str(job.pk), 1)
+    batch._pending = [PendingSubmission(job, attempt, paths, {}, is_new=False)]
+    batch._run_sbatch(cast(Any, None))
+    attempt.refresh_from_db()
+    assert (attempt.phase, attempt.submit_try) == ("submitting", 1)
+    assert attempt.unanswered_since is not None
 
 
 class FakeSlurmClient:

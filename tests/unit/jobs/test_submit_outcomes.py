@@ -11,6 +11,7 @@ from clusters.errors import (
     ClusterError,
     CommandTimeout,
     ConnectFailed,
+    ConnectionLost,
     IdentityRefused,
     RemoteDiskFull,
     RemoteFileError,
@@ -71,12 +72,13 @@ def test_abandoned_submission_stops_the_job() -> None:
     assert (transition.state, transition.reason.code) == (JobState.STOPPED, "end.stopped-before")
 
 
-def test_unknown_outcome_keeps_submit_try_and_unanswered_since() -> None:
-    transition = decide(CommandTimeout("no answer"))
+@pytest.mark.parametrize("error", [CommandTimeout("no answer"), ConnectionLost("broken")])
+def test_unknown_outcome_keeps_submit_try_and_unanswered_since(error: ClusterError) -> None:
+    transition = decide(error)
     assert (transition.kind, transition.state) == (TransitionKind.HELD, JobState.QUEUED)
     assert transition.attempt == {"unanswered_since": NOW}
     assert transition.job["not_before"] == NOW + timedelta(seconds=UNKNOWN_OUTCOME_RETRY_DELAY_S)
-    again = decide(CommandTimeout("no answer"), attempt=AttemptSnapshot(1, EARLIER))
+    again = decide(error, attempt=AttemptSnapshot(1, EARLIER))
     assert again.attempt == {"unanswered_since": EARLIER}
 
 
@@ -116,6 +118,7 @@ def test_unsendable_job_is_held_only_while_an_outcome_is_unknown() -> None:
         (SlurmUnavailable("x"), "queued.slurm-down", False),
         (ConnectFailed("x"), "queued.unreachable", False),
         (CommandTimeout("x"), "queued.unreachable", False),
+        (ConnectionLost("x"), "queued.unreachable", False),
         (ClusterError("x"), "queued.refused-for-now", False),
     ],
 )
