@@ -13,7 +13,7 @@ from jobs.script.paths import AttemptPaths
 from jobs.script.render import RenderError, RenderOptions
 
 ALICE = JobIdentity("alice", "0a1b", 2)
-JOB = "/work/jobs/0a1b"
+JOB = "/scratch/jobs/0a1b"
 SITE = RenderOptions(
     fs_uri="/shared/",
     storages={
@@ -118,7 +118,7 @@ def test_code_and_credentials_may_have_colons() -> None:
 
 
 def directories(**fields: Any) -> Any:
-    paths = AttemptPaths("/work", "0a1b", 2)
+    paths = AttemptPaths("/scratch", "0a1b", 2)
     spec = resolve_paths(make_spec(**fields), ALICE, options=SITE)
     return resolve_directories(spec, paths, options=SITE)
 
