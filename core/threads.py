@@ -1,12 +1,23 @@
-"""Runs blocking functions for coroutines, in threads with a working database connection."""
+"""Threads of the web process: for coroutines that call blocking functions, and permits of request threads.
+
+The interpreter runs one thread at a time, so only a few requests should run at once; but a request that waits for
+a cluster should not keep the others from running. Hence a request thread runs with one of a few permits, and
+`waiting_for_cluster` gives the permit back while it waits. The number of threads that wait is limited as well.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import ParamSpec, TypeVar
 
 from asgiref.sync import sync_to_async
 from django.db import close_old_connections
+
+from core.errors import ClusterBusy
+from core.messages import _
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -24,3 +35,51 @@ async def run_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwa
             close_old_connections()
 
     return await sync_to_async(call, thread_sensitive=False)()
+
+
+class RunPermits:
+    """Lets `running` request threads run and `waiting` more wait for clusters at the same time."""
+
+    def __init__(self, *, running: int, waiting: int) -> None:
+        self._running = threading.Semaphore(running)
+        self._waiting = threading.Semaphore(waiting)
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Hold a permit in this block; `waiting_for_cluster` gives it back for a while."""
+        with self._running:
+            token = _current_permits.set(self)
+            try:
+                yield
+            finally:
+                _current_permits.reset(token)
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        if not self._waiting.acquire(blocking=False):
+            raise ClusterBusy(
+                _("Too many requests are waiting for clusters. Try again in a moment.")
+            )
+        self._running.release()
+        try:
+            yield
+        finally:
+            self._waiting.release()
+            self._running.acquire()
+
+
+_current_permits: ContextVar[RunPermits | None] = ContextVar("run_permits", default=None)
+
+
+@contextmanager
+def waiting_for_cluster() -> Iterator[None]:
+    """Let another request run while this block waits for a cluster. Raises ClusterBusy if too many wait.
+
+    Outside a request thread (commands, the engine, websockets) the block just runs.
+    """
+    permits = _current_permits.get()
+    if permits is None:
+        yield
+        return
+    with permits.waiting():
+        yield

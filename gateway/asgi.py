@@ -16,6 +16,7 @@ from accounts.websockets import SocketAuthMiddleware  # noqa: E402
 from gateway.routing import websocket_urlpatterns  # noqa: E402
 from gateway.threads import ThreadedHandler  # noqa: E402
 
+http_handler = ThreadedHandler()
 application = ProtocolTypeRouter(
-    {"http": ThreadedHandler(), "websocket": SocketAuthMiddleware(URLRouter(websocket_urlpatterns))}
+    {"http": http_handler, "websocket": SocketAuthMiddleware(URLRouter(websocket_urlpatterns))}
 )

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from django.http import HttpRequest, HttpResponse
+from django.http.response import HttpResponseBase
 from django.shortcuts import render
 from django.template.loader import render_to_string
 from django.utils.translation import gettext as _
 
+from core.cancellation import RequestCancelled
+from core.translation import translate
 from gateway import problems
 
 
@@ -47,3 +52,20 @@ def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:
     title = _("This page was open for too long")
     sentence = _("Your session changed meanwhile. Go back, reload the page and send it again.")
     return error_page(request, 403, title, sentence)
+
+
+def cancelled_requests(
+    get_response: Callable[[HttpRequest], HttpResponseBase],
+) -> Callable[[HttpRequest], HttpResponseBase]:
+    """Middleware: a page whose request was cancelled or took too long responds 503, not 500."""
+
+    def middleware(request: HttpRequest) -> HttpResponseBase:
+        return get_response(request)
+
+    def process_exception(request: HttpRequest, error: Exception) -> HttpResponse | None:
+        if not isinstance(error, RequestCancelled):
+            return None
+        return error_page(request, 503, _("Temporarily unavailable"), translate(error.user_message))
+
+    middleware.process_exception = process_exception  # type: ignore[attr-defined]
+    return middleware

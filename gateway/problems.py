@@ -133,7 +133,9 @@ def problem_response(
         "detail": detail,
         "errors": errors or [],
     }
-    response = HttpResponse(json.dumps(body), status=status, content_type=PROBLEM_CONTENT_TYPE)
+    response = HttpResponse(
+        json.dumps(body, ensure_ascii=False), status=status, content_type=PROBLEM_CONTENT_TYPE
+    )
     for name, value in (headers or {}).items():
         response[name] = value
     return response
@@ -265,11 +267,13 @@ def is_api_request(request: HttpRequest) -> bool:
 
 def problem_for_status(status: int) -> HttpResponse:
     """Build the error response to a request that no view of the API handled."""
-    codes = {400: "bad_request", 403: "forbidden", 404: "not_found", 500: "internal_error"}
-    sentences = {
-        400: _("The request could not be parsed."),
-        403: _("You may not do this."),
-        404: _("This URL does not exist. See /api/v1/docs for all endpoints."),
-        500: _("Internal error. It was written to the server log."),
-    }
-    return problem_response(status=status, code=codes[status], detail=sentences[status])
+    code, sentence = {
+        400: ("bad_request", _("The request could not be parsed.")),
+        401: ("not_authenticated", _("Sign in or send a valid token to upload code.")),
+        403: ("forbidden", _("You may not do this.")),
+        404: ("not_found", _("This URL does not exist. See /api/v1/docs for all endpoints.")),
+        413: ("too_large", _("The request body is too large for this URL.")),
+        500: ("internal_error", _("Internal error. It was written to the server log.")),
+        503: ("unavailable", _("Sluice does not respond at the moment. Try again soon.")),
+    }[status]
+    return problem_response(status=status, code=code, detail=sentence)

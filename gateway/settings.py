@@ -116,6 +116,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
+    "gateway.error_pages.cancelled_requests",
 ]
 
 ROOT_URLCONF = "gateway.urls"
@@ -199,9 +200,9 @@ USE_TZ = True
 
 STATIC_URL = "static/"
 STATICFILES_DIRS = [BASE_DIR / "static"]
-# The demo serves static files from the source tree. Otherwise `manage.py collectstatic` compresses them and adds a hash
-# of the content to their names, so that browsers may cache them without a time limit.
-SERVE_FROM_SOURCE = DEBUG or DEMO
+# For development static files are served from the source tree. Otherwise `manage.py collectstatic` compresses them and
+# adds a hash of the content to their names, so that browsers may cache them without a time limit.
+SERVE_FROM_SOURCE = DEBUG or env_flag("SLUICE_STATIC_FROM_SOURCE", default=DEMO)
 STATIC_ROOT = None if SERVE_FROM_SOURCE else SLUICE_HOME / "static"
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
@@ -292,10 +293,13 @@ SPECTACULAR_SETTINGS = {
 
 # --- web process ----------------------------------------------------------------------------
 
-# Threads that handle requests, each with its own database connection. More threads would not be faster, because they
-# compete for the interpreter lock. Requests that wait for a cluster (files, logs) have separate threads.
+# Requests that run at the same time, and requests that wait for a cluster (files, logs) at the same time. Each has
+# a thread with its own database connection. More running threads would not be faster, because they compete for the
+# interpreter lock.
 WEB_THREADS = env_int("SLUICE_WEB_THREADS", 4)
 WEB_REMOTE_IO_THREADS = env_int("SLUICE_WEB_WAITING_THREADS", 12)
+# A request that runs longer is stopped at its next checkpoint (`core.cancellation`). Streamed responses may take longer.
+WEB_REQUEST_TIMEOUT_S = env_int("SLUICE_WEB_REQUEST_TIMEOUT_S", 60)
 
 # --- clusters and engine --------------------------------------------------------------------
 

@@ -2,8 +2,10 @@
 
 Under ASGI, Django 5.2 starts a thread and opens a database connection for each request, and switches between thread
 and event loop at each middleware. For a small request this takes most of the time. All views and middlewares of Sluice
-are synchronous, so with this handler one thread runs the whole request. The pool is small because threads compete for
-the interpreter lock. Streamed responses are sent from the event loop and end when the client disconnects.
+are synchronous, so with this handler one thread runs the whole request. Few requests run at once, because threads
+compete for the interpreter lock; more may wait for clusters (`core.threads.RunPermits`). Every request has a
+`CancelScope`: it ends when the client disconnects, when its time is over and when the process stops. Streamed
+responses are sent from the event loop and end when the client disconnects.
 """
 
 from __future__ import annotations
@@ -11,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import re
+import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -23,9 +26,8 @@ from django.core.handlers.asgi import ASGIHandler, get_script_prefix
 from django.http.response import HttpResponseBase
 from django.urls import set_script_prefix
 
-# Requests for files and logs mostly wait for a cluster. They have their own threads, so that other requests need not
-# wait for them.
-REMOTE_IO_PATHS = re.compile(r"/api/v1/jobs/[^/]+/(files|logs)\b")
+from core.cancellation import CancelScope
+from core.threads import RunPermits
 
 # Most responses are ready within this time. Only for slower requests a task waits for the client's disconnect.
 DISCONNECT_CHECK_DELAY_S = 0.5
@@ -40,12 +42,11 @@ class ThreadedHandler(ASGIHandler):
 
     def __init__(self) -> None:
         super().__init__()
-        self._request_threads = ThreadPoolExecutor(
-            max_workers=settings.WEB_THREADS, thread_name_prefix="request"
-        )
-        self._remote_io_threads = ThreadPoolExecutor(
-            max_workers=settings.WEB_REMOTE_IO_THREADS, thread_name_prefix="remote-io-request"
-        )
+        running, waiting = settings.WEB_THREADS, settings.WEB_REMOTE_IO_THREADS
+        self._threads = ThreadPoolExecutor(running + waiting, thread_name_prefix="request")
+        self._permits = RunPermits(running=running, waiting=waiting)
+        self._scopes: set[CancelScope] = set()
+        self._scopes_lock = threading.Lock()
 
     def load_middleware(self, is_async: bool = False) -> None:
         super().load_middleware(is_async=False)
@@ -69,17 +70,26 @@ class ThreadedHandler(ASGIHandler):
         finally:
             body.close()
 
+    def stop(self, grace_s: float) -> bool:
+        """Cancel all requests and wait until they have ended. Return False if some run on after `grace_s`."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        deadline = time.monotonic() + grace_s
+        while True:
+            with self._scopes_lock:
+                running = list(self._scopes)
+            for scope in running:
+                scope.cancel()
+            if not running or time.monotonic() >= deadline:
+                return not running
+            time.sleep(0.05)
+
     async def _respond_unless_disconnected(self, scope: Any, body: Any, receive: Receive) -> Any:
         """Return the response; None if the client disconnected while its request waited for a thread.
 
-        Such a request is dropped, so that it does not delay the requests after it.
+        A request that has started is cancelled and runs until its next checkpoint.
         """
-        threads = (
-            self._remote_io_threads
-            if REMOTE_IO_PATHS.match(scope["path"])
-            else self._request_threads
-        )
-        work = self._submit(lambda: self._respond(scope, body), threads)
+        cancel_scope = CancelScope(timeout_s=settings.WEB_REQUEST_TIMEOUT_S)
+        work = self._submit(lambda: self._respond(scope, body, cancel_scope))
         response_future = asyncio.wrap_future(work)
         done, _ = await asyncio.wait([response_future], timeout=DISCONNECT_CHECK_DELAY_S)
         if done:
@@ -91,19 +101,34 @@ class ThreadedHandler(ASGIHandler):
             )
             if work.cancel():
                 return None
-            return await response_future  # a request that has started cannot be cancelled
+            if not work.done():
+                cancel_scope.cancel()
+            return await response_future
         finally:
             disconnect_task.cancel()
             with contextlib.suppress(asyncio.CancelledError, RequestAborted):
                 await disconnect_task
 
-    def _submit(self, work: Callable[[], T], threads: ThreadPoolExecutor) -> Future[T]:
-        return threads.submit(contextvars.copy_context().run, work)
+    def _submit(self, work: Callable[[], T]) -> Future[T]:
+        return self._threads.submit(contextvars.copy_context().run, work)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.wrap_future(self._submit(work, self._request_threads))
+        return await asyncio.wrap_future(self._submit(work))
 
-    def _respond(self, scope: dict[str, Any], body: Any) -> Any:
+    def _respond(self, scope: dict[str, Any], body: Any, cancel_scope: CancelScope) -> Any:
+        """Run the request; return None if its client disconnected before it could start."""
+        with self._scopes_lock:
+            self._scopes.add(cancel_scope)
+        try:
+            with self._permits.running(), cancel_scope.active():
+                if cancel_scope.is_cancelled:
+                    return None
+                return self._run_request(scope, body)
+        finally:
+            with self._scopes_lock:
+                self._scopes.discard(cancel_scope)
+
+    def _run_request(self, scope: dict[str, Any], body: Any) -> Any:
         set_script_prefix(get_script_prefix(scope))
         signals.request_started.send(sender=type(self), scope=scope)
         request, error = self.create_request(scope, body)

@@ -8,7 +8,7 @@ from django.urls import URLPattern, URLResolver, include, path
 from django.views.i18n import JavaScriptCatalog
 
 from accounts.web import profile, sign_in
-from gateway import health
+from gateway import front_views, health
 from gateway.prometheus import metrics
 
 urlpatterns: list[URLPattern | URLResolver] = [
@@ -30,6 +30,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("healthz", health.healthz, name="healthz"),
     path("readyz", health.readyz, name="readyz"),
     path("metrics", metrics, name="metrics"),
+    path("front/authenticate", front_views.AuthenticateView.as_view(), name="front-authenticate"),
     path("admin/login/", sign_in.admin_sign_in),
     path("admin/", admin.site.urls),
 ]

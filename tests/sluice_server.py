@@ -1,6 +1,6 @@
 """Starts the embedded cluster, and Sluice with it, for tests, benchmarks and fault injection.
 
-Tests use the session-scoped fixture `sluice_server` (imported by tests/conftest.py): web and engine in separate
+Tests use the session-scoped fixture `sluice_server` (imported by tests/conftest.py): nginx, web and engine in separate
 processes, files in a temporary directory, a free loopback port. Django need not be set up in the calling process.
 """
 
@@ -124,11 +124,11 @@ class RunningSluice:
         return done.stdout
 
     def start(self, *options: str) -> None:
-        """Start `manage.py serve OPTIONS` and wait until it responds."""
+        """Start `manage.py serve --front OPTIONS` and wait until it responds."""
         port = self.url.rsplit(":", 1)[1]
         with (self.home / "serve.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "manage.py", "serve", "--port", port, *options],
+                [sys.executable, "manage.py", "serve", "--front", "--port", port, *options],
                 cwd=PROJECT,
                 env=self.env,
                 stdout=log,
@@ -143,6 +143,13 @@ class RunningSluice:
             except httpx.TransportError:
                 time.sleep(0.2)
         raise AssertionError(f"serve does not respond:\n{self.log}")
+
+    def web_pids(self) -> list[int]:
+        """Return the process ids of the web processes behind nginx."""
+        assert self.process is not None
+        children = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        pids = [int(pid) for path in children for pid in path.read_text().split()]
+        return [pid for pid in pids if b"--socket" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
     def wait_for_capacity(self) -> None:
         """Wait until the engine has stored the cluster's capacity, which planning a job requires."""
@@ -180,11 +187,17 @@ def make_sluice(
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     # DATABASE_URL of the caller names the database of the test process, not of this server.
     env = {key: value for key, value in cluster_env.items() if key != "DATABASE_URL"}
-    env |= {"SLUICE_HOME": str(home), "SLUICE_DEMO": "1", "PYTHONUNBUFFERED": "1", **settings}
+    env |= {"SLUICE_HOME": str(home), "SLUICE_DEMO": "1", "PYTHONUNBUFFERED": "1"}
+    env |= {"SLUICE_STATIC_FROM_SOURCE": "0", **settings}
     if database_url:
         env["DATABASE_URL"] = database_url
     sluice = RunningSluice(f"http://127.0.0.1:{free_port()}", home, env, {})
-    for arguments in (["migrate", "--no-input", "-v", "0"], ["demo"], ["embedded"]):
+    for arguments in (
+        ["migrate", "--no-input", "-v", "0"],
+        ["collectstatic", "--no-input", "-v", "0"],
+        ["demo"],
+        ["embedded"],
+    ):
         sluice.manage(*arguments)
     for line in (home / "demo-passwords").read_text().splitlines():
         name, password = line.split()

@@ -23,6 +23,7 @@ from clusters.errors import (
     OutputTooLarge,
 )
 from clusters.transport.files import RunningProgram
+from core.cancellation import checkpoint
 from core.messages import msg
 
 # Larger than the usual 32 KiB, because paramiko needs a fixed time per packet.
@@ -31,6 +32,8 @@ PACKET_BYTES = 128 * 1024
 SEND_BYTES = 256 * 1024
 # How much the start-up files of a login shell may print before the command's own output.
 MAX_LOGIN_OUTPUT_BYTES = 64 * 1024
+# How often a waiting command checks whether its request was cancelled.
+CANCEL_CHECK_INTERVAL_S = 0.5
 # Exit codes of GNU timeout: 124 after SIGTERM, 137 after SIGKILL (-k).
 TIMEOUT_EXIT_CODES = frozenset({124, 137})
 
@@ -118,8 +121,8 @@ class RemoteProgram(RunningProgram):
                 remaining_bytes -= len(err[-1])
             elif ended:
                 break
-            elif not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
-                raise self._timeout_error()
+            else:
+                self._wait_for_data(poller, deadline)
             if remaining_bytes < 0:
                 raise OutputTooLarge(
                     msg(
@@ -133,6 +136,14 @@ class RemoteProgram(RunningProgram):
         if exit_code in TIMEOUT_EXIT_CODES and time.monotonic() >= deadline:
             raise self._timeout_error()
         return exit_code, self._strip_login_output(b"".join(out), err), b"".join(err)
+
+    def _wait_for_data(self, poller: select.poll, deadline: float) -> None:
+        """Wait for a while. Raises CommandTimeout at the deadline, RequestCancelled if the request was cancelled."""
+        remaining_s = max(0.0, deadline - time.monotonic())
+        if not poller.poll(min(remaining_s, CANCEL_CHECK_INTERVAL_S) * 1000):
+            if remaining_s <= CANCEL_CHECK_INTERVAL_S:
+                raise self._timeout_error()
+            checkpoint()
 
     def _send_stdin(self, stdin: bytes) -> None:
         if len(stdin) <= self._channel.out_window_size:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 
 from django.conf import settings
 from rest_framework.exceptions import Throttled
@@ -17,6 +17,7 @@ from rest_framework.exceptions import Throttled
 from core.errors import ClusterBusy
 from core.messages import _
 from core.runtime import process_state
+from core.threads import waiting_for_cluster
 
 
 class ConcurrencyLimiter:
@@ -48,8 +49,9 @@ class ConcurrencyLimiter:
 concurrency_limiter = process_state.get(ConcurrencyLimiter)
 
 
-def cluster_request_slot(cluster_id: int, name: str) -> AbstractContextManager[None]:
-    """While the context is open, count one request that waits for this cluster.
+@contextmanager
+def cluster_request_slot(cluster_id: int, name: str) -> Iterator[None]:
+    """While the context is open, count one request that waits for this cluster; other requests run meanwhile.
 
     Raises ClusterBusy if requests for this cluster already occupy half of the threads for remote I/O.
     """
@@ -60,6 +62,9 @@ def cluster_request_slot(cluster_id: int, name: str) -> AbstractContextManager[N
         ),
         cluster=name,
     )
-    return concurrency_limiter.slot(
-        max(1, settings.WEB_REMOTE_IO_THREADS // 2), f"cluster:{cluster_id}", busy_error
-    )
+    limit = max(1, settings.WEB_REMOTE_IO_THREADS // 2)
+    with (
+        concurrency_limiter.slot(limit, f"cluster:{cluster_id}", busy_error),
+        waiting_for_cluster(),
+    ):
+        yield

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from gateway.management.commands import serve
+from gateway import supervisor as supervisor_module
+from gateway.supervisor import Child, ChildSupervisor
 from tests.sluice_server import PROJECT, free_port
 
 TIMEOUT_S = 60.0
@@ -89,8 +90,8 @@ def test_engine_restart_delay_grows_and_is_reset(monkeypatch: pytest.MonkeyPatch
         now[0] += next(lifetimes)
         return 1
 
-    supervisor = serve.EngineSupervisor()
-    monkeypatch.setattr(vars(serve)["time"], "monotonic", lambda: now[0])
+    supervisor = ChildSupervisor(Child("engine", ["false"], until_eof=True))
+    monkeypatch.setattr(vars(supervisor_module)["time"], "monotonic", lambda: now[0])
     monkeypatch.setattr(supervisor, "_stopping", FakeEvent())
     monkeypatch.setattr(supervisor, "_run_once", run_once)
     supervisor._supervise()

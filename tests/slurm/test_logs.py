@@ -139,8 +139,8 @@ async def test_many_viewers_share_one_reader_process(sluice_server: RunningSluic
         "................................................................; i=$((i+1)); "
         "usleep 10000; done; sleep 3",
     )
-    assert sluice_server.process is not None
-    before = resident_mib(sluice_server.process.pid)
+    (web_pid,) = sluice_server.web_pids()
+    before = resident_mib(web_pid)
     connections = [
         await open_log(sluice_server, job, user="alice" if n % 2 else "bob") for n in range(viewers)
     ]
@@ -149,7 +149,7 @@ async def test_many_viewers_share_one_reader_process(sluice_server: RunningSluic
     while not all(reader.done() for reader in readers):
         max_readers = max(max_readers, await asyncio.to_thread(count_log_readers, job))
         await asyncio.sleep(1)
-    during = resident_mib(sluice_server.process.pid)
+    during = resident_mib(web_pid)
     contents = {(await reader)[0] for reader in readers}
     assert contents == {await asyncio.to_thread(download, sluice_server, job)}
     assert contents.pop().count(b"\n") == lines

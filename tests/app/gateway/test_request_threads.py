@@ -1,14 +1,14 @@
-"""The request thread pools: queued requests of disconnected clients are skipped; remote I/O has its own pool."""
+"""The request threads: requests of disconnected clients are skipped or cancelled; those that wait for a cluster let others run."""
 
 from __future__ import annotations
 
 import asyncio
-import inspect
+import contextlib
 import io
-import re
 import threading
+import time
+import types
 from collections.abc import Iterator, Mapping
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -17,11 +17,13 @@ from django.core.handlers.asgi import ASGIRequest
 from django.http import HttpRequest, HttpResponse
 from django.test import Client as Browser
 from django.test import override_settings
+from django.urls import path as url_path
+from rest_framework.views import APIView
 
 from clusters.errors import CommandTimeout
 from core.api.streams import stream_attachment
-from gateway.threads import REMOTE_IO_PATHS, ThreadedHandler
-from jobs.api.urls import urlpatterns
+from core.cancellation import RequestCancelled, checkpoint
+from gateway.threads import ThreadedHandler
 from jobs.models import Job
 from tests.app.scenario import make_scenario
 from tests.subprocess_transport import SubprocessTransport
@@ -61,7 +63,7 @@ def single_thread_handler(
 ) -> tuple[ThreadedHandler, threading.Event, list[str]]:
     """A handler with a single thread; its responses wait for the event."""
     release, served = threading.Event(), []
-    with override_settings(WEB_THREADS=1):
+    with override_settings(WEB_THREADS=1, WEB_REMOTE_IO_THREADS=0):
         handler = ThreadedHandler()
 
     def get_response(request: HttpRequest) -> HttpResponse:
@@ -91,19 +93,90 @@ async def test_disconnected_client_is_skipped(
     assert [client.sent[0]["status"] for client in (first, third)] == [200, 200]
 
 
-async def test_started_request_completes(
-    single_thread_handler: tuple[ThreadedHandler, threading.Event, list[str]],
+async def test_request_of_disconnected_client_ends_at_its_next_checkpoint(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    handler, release, served = single_thread_handler
+    handler, ended = ThreadedHandler(), threading.Event()
+
+    def get_response(request: HttpRequest) -> HttpResponse:
+        try:
+            for _ in range(2000):
+                checkpoint()
+                time.sleep(0.01)
+        except RequestCancelled:
+            ended.set()
+        return HttpResponse("late")
+
+    monkeypatch.setattr(handler, "get_response", get_response)
     client = Client()
     request = asyncio.create_task(handler(SCOPE, client.receive, client.send))
-    await asyncio.sleep(0.3)
-    assert served == ["/healthz"]
-    client.disconnect()
     await asyncio.sleep(0.1)
-    assert not request.done()
-    release.set()
+    assert not ended.is_set()
+    client.disconnect()
     await asyncio.wait_for(request, 10)
+    assert ended.is_set()
+
+
+def run_until_cancelled(request: HttpRequest) -> HttpResponse:
+    while True:
+        checkpoint()
+        time.sleep(0.01)
+
+
+class SlowApiView(APIView):
+    authentication_classes = permission_classes = throttle_classes = []
+
+    def get(self, request: Any) -> HttpResponse:
+        return run_until_cancelled(request)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("path", ["/", "/api/v1/slow"])
+async def test_request_that_takes_too_long_gets_503(path: str) -> None:
+    urls = types.ModuleType("slow_urls")
+    urls.urlpatterns = [  # type: ignore[attr-defined]
+        url_path("", run_until_cancelled, name="home"),
+        url_path("api/v1/slow", SlowApiView.as_view()),
+        url_path("login", run_until_cancelled, name="login"),
+        url_path("preferences", run_until_cancelled, name="preferences"),
+        url_path("i18n.js", run_until_cancelled, name="i18n"),
+    ]
+    with override_settings(WEB_REQUEST_TIMEOUT_S=0, ROOT_URLCONF=urls):
+        handler = ThreadedHandler()
+        handler.load_middleware()
+        client = Client()
+        await asyncio.wait_for(handler({**SCOPE, "path": path}, client.receive, client.send), 20)
+    assert client.sent[0]["status"] == 503
+    assert b"took too long" in client.sent[1]["body"]
+
+
+async def test_stop_cancels_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    handler, started, stuck = ThreadedHandler(), threading.Event(), threading.Event()
+
+    def get_response(request: HttpRequest) -> HttpResponse:
+        started.set()
+        if request.path == "/stuck":
+            stuck.wait(20)
+        with contextlib.suppress(RequestCancelled):
+            while not stuck.is_set():
+                checkpoint()
+                time.sleep(0.01)
+        return HttpResponse("late")
+
+    monkeypatch.setattr(handler, "get_response", get_response)
+
+    async def start(path: str) -> asyncio.Task[None]:
+        started.clear()
+        client = Client()
+        request = asyncio.create_task(handler({**SCOPE, "path": path}, client.receive, client.send))
+        assert await asyncio.to_thread(started.wait, 10)
+        return request
+
+    requests = [await start("/stuck"), await start("/healthz")]
+    assert not await asyncio.to_thread(handler.stop, 0.5)  # one request reaches no checkpoint
+    stuck.set()
+    assert await asyncio.to_thread(handler.stop, 10.0)
+    await asyncio.wait_for(asyncio.gather(*requests), 10)
 
 
 class HangingTransport(SubprocessTransport):
@@ -191,14 +264,3 @@ async def test_cancelled_download_is_closed_after_read() -> None:
     assert not closed.is_set()
     release.set()
     assert await asyncio.to_thread(closed.wait, 20)
-
-
-def test_cluster_views_use_remote_io_threads() -> None:
-    """REMOTE_IO_PATHS matches exactly the URLs of views that access a cluster."""
-    for pattern in urlpatterns:
-        view: Any = pattern.callback
-        calls_cluster = "cluster_request_slot(" in inspect.getsource(
-            import_module(view.view_class.__module__)
-        )
-        address = "/api/v1/" + re.sub(r"<[^>]+>", "x", str(pattern.pattern))
-        assert bool(REMOTE_IO_PATHS.match(address)) == calls_cluster, address

@@ -1,9 +1,10 @@
-"""No module uses a private name of paramiko, because any release may change it."""
+"""No module uses a private name of paramiko, Daphne, Twisted or Autobahn, because any release may change it."""
 
 from __future__ import annotations
 
 import ast
-import inspect
+import functools
+import importlib.util
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,11 +14,16 @@ import pytest
 
 PROJECT = Path(__file__).resolve().parents[3]
 SKIPPED_DIRS = {".venv", "node_modules", "var", "__pycache__", ".git"}
-PARAMIKO_CLASSES = [
-    cls for _name, cls in inspect.getmembers(paramiko, inspect.isclass)
-    if cls.__module__.startswith("paramiko.")
-]  # fmt: skip
-# Without common names such as `_log`, which other classes have too.
+LIBRARIES = ("paramiko", "daphne", "twisted", "autobahn")
+# Modules of Twisted and Autobahn whose classes Sluice uses or extends through Daphne.
+LIBRARY_FILES = {
+    "paramiko": ["**/*.py"],
+    "daphne": ["**/*.py"],
+    "twisted": ["web/http.py", "web/http_headers.py", "internet/*.py", "protocols/policies.py"],
+    "autobahn": ["websocket/*.py", "twisted/websocket.py"],
+}
+# Passed around without importing paramiko, so these names are looked for in all modules. Without common names such as
+# `_log`, which other classes have too.
 PARAMIKO_PRIVATE_NAMES = {
     name
     for cls in (paramiko.Transport, paramiko.Channel, paramiko.SFTPClient)
@@ -27,7 +33,7 @@ PARAMIKO_PRIVATE_NAMES = {
 
 # Files without a match are not parsed.
 MAY_BE_USED = re.compile(
-    "|".join([r"\bparamiko\b", *(rf"\.{n}\b" for n in PARAMIKO_PRIVATE_NAMES)])
+    "|".join([rf"\b({'|'.join(LIBRARIES)})\b", *(rf"\.{n}\b" for n in PARAMIKO_PRIVATE_NAMES)])
 )
 
 
@@ -39,47 +45,76 @@ def is_own_object(node: ast.expr) -> bool:
     return isinstance(node, ast.Name) and node.id in ("self", "cls")
 
 
-def imports_paramiko(tree: ast.Module) -> bool:
+def library_of(module: str) -> str:
+    package = module.partition(".")[0]
+    return package if package in LIBRARIES else ""
+
+
+def imported_libraries(tree: ast.Module) -> dict[str, str]:
+    """The names that the module imports from one of the libraries, with the library."""
+    names: dict[str, str] = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Import) and any(a.name.startswith("paramiko") for a in node.names):
-            return True
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("paramiko"):
-            return True
-    return False
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                if library := library_of(alias.name):
+                    names[alias.asname or alias.name.partition(".")[0]] = library
+        elif isinstance(node, ast.ImportFrom) and (library := library_of(node.module or "")):
+            names |= {alias.asname or alias.name: library for alias in node.names}
+    return names
+
+
+@functools.cache
+def private_names(library: str) -> set[str]:
+    """All identifiers with a leading underscore in the source of the library's modules that Sluice extends."""
+    spec = importlib.util.find_spec(library)
+    assert spec is not None
+    assert spec.submodule_search_locations
+    root = Path(spec.submodule_search_locations[0])
+    sources = [
+        path.read_text() for pattern in LIBRARY_FILES[library] for path in root.glob(pattern)
+    ]
+    assert sources
+    return {
+        name for text in sources for name in re.findall(r"\b_[A-Za-z]\w*", text) if is_private(name)
+    }
 
 
 def find_private_uses(source: str) -> Iterator[str]:
-    """Yield uses of private attributes of objects other than self, and overrides in subclasses of paramiko classes.
+    """Yield uses of private attributes of objects other than self, and of inherited ones in subclasses.
 
-    In a module that imports paramiko every such attribute counts; elsewhere only names that paramiko defines.
+    In a module that imports a library every such attribute counts; elsewhere only names that paramiko defines.
     """
     tree = ast.parse(source)
-    strict = imports_paramiko(tree)
+    imported = imported_libraries(tree)
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and is_private(node.attr):
-            if not is_own_object(node.value) and (strict or node.attr in PARAMIKO_PRIVATE_NAMES):
+            if not is_own_object(node.value) and (imported or node.attr in PARAMIKO_PRIVATE_NAMES):
                 yield f"line {node.lineno}: {ast.unparse(node)}"
-        elif isinstance(node, ast.ClassDef) and any(
-            ast.unparse(base).startswith("paramiko.") for base in node.bases
-        ):
-            yield from (
-                f"line {node.lineno}: class {node.name}: {name}" for name in overrides(node)
-            )
-        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("paramiko"):
+        elif isinstance(node, ast.ClassDef):
+            yield from find_inherited_uses(node, imported)
+        elif isinstance(node, ast.ImportFrom) and library_of(node.module or ""):
             yield from (
                 f"line {node.lineno}: import {a.name}" for a in node.names if is_private(a.name)
             )
 
 
-def overrides(cls: ast.ClassDef) -> Iterator[str]:
-    inherited = {name for known in PARAMIKO_CLASSES for name in dir(known) if is_private(name)}
-    for node in cls.body:
-        names = []
-        if isinstance(node, ast.FunctionDef):
-            names = [node.name]
-        elif isinstance(node, ast.Assign):
-            names = [target.id for target in node.targets if isinstance(target, ast.Name)]
-        yield from (name for name in names if name in inherited)
+def find_inherited_uses(cls: ast.ClassDef, imported: dict[str, str]) -> Iterator[str]:
+    bases = [ast.unparse(base).partition(".")[0] for base in cls.bases]
+    inherited: set[str] = set()
+    # Daphne's classes extend those of Twisted and Autobahn.
+    for library in {imported[base] for base in bases if base in imported}:
+        related = ("daphne", "twisted", "autobahn") if library == "daphne" else (library,)
+        inherited |= {name for each in related for name in private_names(each)}
+    for node in ast.walk(cls):
+        name = ""
+        if isinstance(node, ast.Attribute) and is_own_object(node.value):
+            name = node.attr
+        elif isinstance(node, ast.FunctionDef):
+            name = node.name
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            name = node.id
+        if name in inherited:
+            yield f"line {node.lineno}: class {cls.name}: {name}"  # type: ignore[attr-defined]
 
 
 def source_files() -> list[Path]:
@@ -90,7 +125,7 @@ def source_files() -> list[Path]:
     ]
 
 
-def test_no_private_names_of_paramiko_are_used() -> None:
+def test_no_private_names_of_libraries_are_used() -> None:
     found = [
         f"{path.relative_to(PROJECT)} {use}"
         for path in source_files()
@@ -109,6 +144,12 @@ def test_no_private_names_of_paramiko_are_used() -> None:
         "import paramiko\nclass C(paramiko.Channel):\n    def _handle_request(self, m): pass",
         "from paramiko.util import _x",
         "self.connection.transport._send_user_message(message)",
+        "from daphne.http_protocol import WebRequest\nself.channel._path",
+        "from twisted.internet import reactor\nreactor._asyncioEventloop",
+        "from daphne.http_protocol import WebRequest\nclass R(WebRequest):\n    def f(self):\n"
+        "        self._parsePOSTFormSubmission = False",
+        "from daphne.ws_protocol import WebSocketProtocol\nclass P(WebSocketProtocol):\n"
+        "    def f(self):\n        self._sendAutoPing()",
     ],
 )
 def test_private_uses_are_found(source: str) -> None:
