@@ -27,6 +27,9 @@ logger = logging.getLogger(__name__)
 
 CLUSTER_LIST_INTERVAL_S = 5.0
 DATABASE_RETRY_S = 1.0
+# Time that running passes have to end after `stop`. Every pass can be interrupted: the next leader continues from the
+# rows.
+STOP_GRACE_S = 3.0
 # `run_once` waits this long for the lease: the lease of an engine that was killed has expired by then.
 LEASE_TIMEOUT_S = LEASE_TTL_S + 2.0
 
@@ -42,8 +45,11 @@ class Engine:
 
     # -- run until stopped --------------------------------------------------------------------------------
 
-    def run(self, stop: threading.Event) -> None:
-        """Run the passes of all clusters until `stop` is set. Continues after errors of the database or a cluster."""
+    def run(self, stop: threading.Event) -> bool:
+        """Run the passes of all clusters until `stop` is set. Continues after errors of the database or a cluster.
+
+        Return False if a pass still waits for its cluster STOP_GRACE_S later. Its lease then expires by itself.
+        """
         logger.info("engine %s starts", self.holder, extra={"action": "engine_start"})
         renewer = threading.Thread(target=self._renew_leases, args=(stop,), name="engine-renew")
         renewer.start()
@@ -54,10 +60,13 @@ class Engine:
             except DatabaseError:
                 self._handle_database_error("list of clusters")
             stop.wait(CLUSTER_LIST_INTERVAL_S)
-        for thread in [*self._threads.values(), renewer]:
-            thread.join()
+        threads = [*self._threads.values(), renewer]
+        deadline = time.monotonic() + STOP_GRACE_S
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
         connections.close_all()
         logger.info("engine %s stops", self.holder, extra={"action": "engine_stop"})
+        return not any(thread.is_alive() for thread in threads)
 
     def _start_threads(self, stop: threading.Event) -> None:
         """Start a thread for each cluster that has none. Some passes run for disabled clusters too."""

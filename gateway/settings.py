@@ -203,7 +203,11 @@ STATICFILES_DIRS = [BASE_DIR / "static"]
 # For development static files are served from the source tree. Otherwise `manage.py collectstatic` compresses them and
 # adds a hash of the content to their names, so that browsers may cache them without a time limit.
 SERVE_FROM_SOURCE = DEBUG or env_flag("SLUICE_STATIC_FROM_SOURCE", default=DEMO)
-STATIC_ROOT = None if SERVE_FROM_SOURCE else SLUICE_HOME / "static"
+STATIC_ROOT = (
+    None
+    if SERVE_FROM_SOURCE
+    else Path(os.environ.get("SLUICE_STATIC_ROOT") or SLUICE_HOME / "static")
+)
 STORAGES = {
     "default": {"BACKEND": "django.core.files.storage.FileSystemStorage"},
     "staticfiles": {

@@ -18,7 +18,7 @@ RESTART_DELAYS_S = (1.0, 2.0, 5.0, 15.0)
 STABLE_AFTER_S = 60.0
 # A child that has not exited this long after it was asked to is killed. All state that lasts is in the database and
 # on the clusters, so nothing is lost.
-STOP_GRACE_S = 8.0
+STOP_GRACE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)

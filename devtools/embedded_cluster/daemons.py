@@ -339,6 +339,7 @@ def build_daemons(layout: Layout) -> dict[str, Daemon]:
                 config_files=slurm_files,
                 port=ports.get(node.name),
                 writes_own_log=True,
+                stop_timeout_s=2,
             )
         )
     add(

@@ -242,11 +242,12 @@ def down(layout: Layout) -> int:
         count = int(daemons["sshd"].stop())
         while ended := end_ssh_sessions(layout):
             count += ended
-        # Stop slurmctld before slurmd. Otherwise it would lose its nodes and mark their jobs as failed.
+        # Stop slurmctld before slurmd. Otherwise it would lose its nodes and mark their jobs as failed. A slurmd waits
+        # for its jobs, so these end first; they have got SIGTERM already.
         count += daemons["slurmctld"].stop()
+        count += terminate_all(find_job_processes(layout), stop_timeout_s=2)
         for name in NODE_NAMES:
             count += daemons[name].stop()
-        count += terminate_all(find_job_processes(layout), stop_timeout_s=5)
         for name in ("slurmdbd", "mariadb", "munge"):
             count += daemons[name].stop()
         memory.remove_cgroups(layout)

@@ -11,7 +11,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from core.process import freeze_startup_objects
+from core.process import exit_without_waiting, freeze_startup_objects
 from engine.loop import Engine
 
 
@@ -43,7 +43,8 @@ class Command(BaseCommand):
         if options["until_eof"]:
             threading.Thread(target=_stop_at_eof, args=(stop,), daemon=True).start()
         freeze_startup_objects()
-        engine.run(stop)
+        if not engine.run(stop):
+            exit_without_waiting()
 
 
 def _stop_at_eof(stop: threading.Event) -> None:

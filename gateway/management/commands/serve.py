@@ -33,7 +33,7 @@ from gateway.supervisor import Child, ChildSupervisor, stop_children
 # a followed log passes through several threads, each of which may have to wait this long.
 THREAD_SWITCH_INTERVAL_S = 0.001
 # Time that running requests have to end after SIGTERM. Less than the supervisor's STOP_GRACE_S.
-REQUEST_STOP_GRACE_S = 4.0
+REQUEST_STOP_GRACE_S = 3.0
 START_TIMEOUT_S = 120.0
 MAX_PROCESSES_BY_DEFAULT = 4
 MAX_SOCKET_PATH_BYTES = 107
@@ -93,10 +93,10 @@ class Command(BaseCommand):
         host, port, socket_path = options["host"], options["port"], options["socket"]
         if socket_path:
             endpoints = [_unix_endpoint(Path(socket_path))]
-            address = f"unix:{socket_path}"
+            ready = f"A web process listens on {socket_path}"
         else:
             endpoints = build_endpoint_description_strings(host=host, port=port)
-            address = format_url(host, port)
+            ready = f"Sluice answers at {format_url(host, port)}"
         # Only nginx connects to a socket. On a port, clients could set X-Forwarded-For themselves without a proxy.
         behind_proxy = bool(socket_path) or settings.BEHIND_TLS
         server = BackpressureServer(
@@ -104,7 +104,7 @@ class Command(BaseCommand):
             endpoints=endpoints,
             server_name="sluice",
             proxy_forwarded_address_header="X-Forwarded-For" if behind_proxy else None,
-            ready_callable=lambda: self.stdout.write(f"Sluice answers at {address}"),
+            ready_callable=lambda: self.stdout.write(ready),
         )
         connections.close_all()
         freeze_startup_objects()
