@@ -11,13 +11,14 @@ from django.utils.translation import gettext as _
 from drf_spectacular.utils import extend_schema
 from rest_framework import serializers, status
 from rest_framework.authentication import BasicAuthentication
-from rest_framework.exceptions import APIException, NotFound, PermissionDenied, Throttled
+from rest_framework.exceptions import APIException, NotFound, PermissionDenied
 from rest_framework.request import Request
 from rest_framework.response import Response
 from rest_framework.views import APIView
 
 from accounts.models import ApiToken
 from accounts.requests import authenticated_user
+from accounts.sign_in_limits import limit_password_check
 from accounts.tokens import (
     MAX_TOKENS_PER_PERSON,
     HeaderCsrfSessionAuthentication,
@@ -36,9 +37,6 @@ from core.api.shapes import (
     format_timestamp,
     serializer_of,
 )
-from core.api.throttle import rate_limit_buckets
-
-PASSWORD_CHECKS_PER_MINUTE = 10
 
 
 class TokenAnswerShape(TypedDict):
@@ -78,18 +76,19 @@ class NewTokenSerializer(StrictSerializer):
 
 
 class PasswordAuthentication(BasicAuthentication):
-    """HTTP basic authentication with a rate limit, for `sluice login`. Only `/api/v1/tokens` accepts it."""
+    """HTTP basic authentication with the limits of the sign-in page, for `sluice login`. Only `/api/v1/tokens` accepts it."""
 
     www_authenticate_realm = "sluice"
 
     def authenticate_credentials(
         self, userid: str, password: str, request: Request | None = None
     ) -> Any:
-        address = request.META.get("REMOTE_ADDR", "") if request is not None else ""
-        for key in (f"sign-in:{userid[:150]}", f"sign-in-from:{address}"):
-            if wait := rate_limit_buckets.take(key, PASSWORD_CHECKS_PER_MINUTE):
-                raise Throttled(wait=wait)
-        return super().authenticate_credentials(userid, password, request)
+        if request is None:
+            raise ValueError("A password check needs the request, whose address it counts.")
+        with limit_password_check(request._request, userid) as check:
+            result = super().authenticate_credentials(userid, password, request)
+            check.password_was_right()  # a wrong one has raised AuthenticationFailed
+        return result
 
 
 def build_token_answer(token: ApiToken, request: Request) -> TokenAnswerShape:

@@ -1,5 +1,9 @@
 """What all websockets share: Origin check, authentication, a limit per person, periodic permission checks.
 
+A websocket that is refused for its origin, person or number gets HTTP 403 instead of the handshake: an accepted one that
+is closed afterwards keeps its descriptor until the client closes it too. Daphne 4.2 has no `websocket.http.response`, so
+the status cannot be another one, and browsers report only that the connection failed.
+
 Browsers authenticate with the session cookie, programs with a bearer token. The consumers of other apps define the
 frames.
 """
@@ -8,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from importlib import import_module
 from typing import Any, cast
@@ -23,6 +26,7 @@ from django.http.request import split_domain_port, validate_host
 
 from accounts.models import User
 from accounts.tokens import user_from_token
+from core.limits import AtOnce, Slots, acquire, count_held, hold
 from core.threads import run_in_thread
 from core.translation import negotiate_language
 
@@ -36,8 +40,17 @@ CLOSE_FORBIDDEN = 4403
 CLOSE_NOT_FOUND = 4404
 CLOSE_TOO_SLOW = 4408
 CLOSE_TOO_MANY = 4429
+SOCKET_KEY_PREFIX = "sockets:"
 
 Scope = dict[str, Any]
+
+
+class SocketRefused(Exception):
+    """The websocket is not accepted. `code` is the close code that the application sends before the handshake."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
 
 
 def is_origin_allowed(origin: str, host: str) -> bool:
@@ -90,17 +103,29 @@ class SocketAuthMiddleware:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Any, send: Any) -> None:
+        try:
+            user, load_user, slots = await self._open(scope)
+        except SocketRefused as refused:
+            await send({"type": "websocket.close", "code": refused.code})
+            return
+        try:
+            await self.app({**scope, "user": user, "load_user": load_user}, receive, send)
+        finally:
+            # Shielded, because the websocket must be uncounted even if this task is cancelled.
+            await asyncio.shield(run_in_thread(slots.release))
+
+    async def _open(self, scope: Scope) -> tuple[Person, Callable[[], Person], Slots]:
+        """Check the origin, authenticate and count the websocket. Raises SocketRefused."""
         origin = _get_header(scope, b"origin")
-        scheme, _, token = _get_header(scope, b"authorization").partition(" ")
-        bearer = token.strip() if scheme.lower() == "bearer" else ""
         if origin and not is_origin_allowed(origin, _get_header(scope, b"host")):
             logger.warning(
                 "websocket rejected: origin %r is not allowed",
                 origin,
                 extra={"action": "socket_origin_refused"},
             )
-            await send({"type": "websocket.close", "code": CLOSE_FORBIDDEN})
-            return
+            raise SocketRefused(CLOSE_FORBIDDEN)
+        scheme, _, token = _get_header(scope, b"authorization").partition(" ")
+        bearer = token.strip() if scheme.lower() == "bearer" else ""
 
         def load_user() -> Person:
             if bearer:
@@ -108,14 +133,37 @@ class SocketAuthMiddleware:
             session_key = _get_cookie(scope, settings.SESSION_COOKIE_NAME) if origin else ""
             return user_from_session(session_key)
 
-        user = await run_in_thread(load_user)
-        if not user.is_authenticated or not user.is_active:
-            await send({"type": "websocket.close", "code": CLOSE_SIGNED_OUT})
-            return
-        await self.app({**scope, "user": user, "load_user": load_user}, receive, send)
+        too_many = SocketRefused(CLOSE_TOO_MANY)
+        handshakes = AtOnce("handshakes", settings.SOCKET_HANDSHAKES, too_many, shared=False)
+        with hold(handshakes):
+            opening = asyncio.ensure_future(run_in_thread(_authenticate_and_count, load_user))
+            try:
+                user, slots = await asyncio.shield(opening)
+            except asyncio.CancelledError:
+                # The thread cannot be stopped and may still count the websocket.
+                opening.add_done_callback(_release_unused)
+                raise
+        return user, load_user, slots
 
 
-_open_sockets: Counter[int] = Counter()  # open websockets of this process, by user id
+def _authenticate_and_count(load_user: Callable[[], Person]) -> tuple[Person, Slots]:
+    user = load_user()
+    if not user.is_authenticated or not user.is_active:
+        raise SocketRefused(CLOSE_SIGNED_OUT)
+    too_many = SocketRefused(CLOSE_TOO_MANY)
+    slots = acquire(AtOnce(f"{SOCKET_KEY_PREFIX}{user.pk}", settings.SOCKETS_PER_PERSON, too_many))
+    return user, slots
+
+
+def _release_unused(opening: asyncio.Future[tuple[Person, Slots]]) -> None:
+    if not opening.cancelled() and opening.exception() is None:
+        _user, slots = opening.result()
+        release = asyncio.ensure_future(run_in_thread(slots.release))
+        _releases.add(release)
+        release.add_done_callback(_releases.discard)
+
+
+_releases: set[asyncio.Future[None]] = set()  # asyncio itself keeps only weak references to tasks
 
 
 class AuthenticatedConsumer(AsyncWebsocketConsumer):
@@ -124,7 +172,6 @@ class AuthenticatedConsumer(AsyncWebsocketConsumer):
     user: User
     language = "en"
     _load_user: Callable[[], Person]
-    _counted = False
     _recheck_task: asyncio.Task[None] | None = None
 
     async def connect(self) -> None:
@@ -133,11 +180,6 @@ class AuthenticatedConsumer(AsyncWebsocketConsumer):
         self._load_user = scope["load_user"]
         self.language = socket_language(scope, self.user)
         await self.accept()
-        if _open_sockets[self.user.pk] >= settings.SOCKETS_PER_PERSON:
-            await self.close(code=CLOSE_TOO_MANY, reason="too many open connections")
-            return
-        _open_sockets[self.user.pk] += 1
-        self._counted = True
         if not await run_in_thread(self.check_permission):
             await self.close(code=CLOSE_NOT_FOUND, reason="not found")
             return
@@ -145,11 +187,6 @@ class AuthenticatedConsumer(AsyncWebsocketConsumer):
         await self.on_open()
 
     async def disconnect(self, code: int) -> None:
-        if self._counted:
-            self._counted = False
-            _open_sockets[self.user.pk] -= 1
-            if _open_sockets[self.user.pk] <= 0:
-                del _open_sockets[self.user.pk]
         if self._recheck_task is not None:
             self._recheck_task.cancel()
         await self.on_close()
@@ -188,4 +225,5 @@ class AuthenticatedConsumer(AsyncWebsocketConsumer):
 
 
 def count_open_sockets() -> int:
-    return sum(_open_sockets.values())
+    """Return the number of open websockets of this process."""
+    return count_held(SOCKET_KEY_PREFIX)

@@ -3,6 +3,7 @@
     ClusterError
     ├── BadArgument (also a ValueError)
     ├── ConnectFailed             retryable
+    │   └── LoginFailed           retryable
     ├── AuthFailed
     │   ├── HostKeyMismatch
     │   └── IdentityRefused
@@ -48,6 +49,10 @@ class ConnectFailed(ClusterError):
     """The host could not be reached. Nothing was started, so a retry is safe."""
 
     retryable = True
+
+
+class LoginFailed(ConnectFailed):
+    """The host was reached, but the login of this Unix user did not complete. Other users may be able to log in."""
 
 
 class AuthFailed(ClusterError):

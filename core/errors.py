@@ -11,6 +11,7 @@ Independent of Django and HTTP: `gateway.problems` maps them to HTTP responses. 
     ├── InvalidValue
     ├── ClusterBusy
     ├── ClusterNotReady
+    ├── TooManyRequests
     ├── VersionConflict
     ├── TooLarge
     └── KeyReused
@@ -59,9 +60,19 @@ class InvalidValue(ActionRefused):
 
 
 class ClusterBusy(ActionRefused):
-    """The maximum number of requests already waits for this cluster."""
+    """The maximum number of requests already waits for this cluster, or for this Unix user on it."""
 
     code = "cluster_busy"
+
+
+class TooManyRequests(ActionRefused):
+    """A limit of the person or of the client's address is reached. `retry_after_s`: when a request may succeed."""
+
+    code = "throttled"
+
+    def __init__(self, user_message: Message, *, retry_after_s: float = 1.0, **params: Any) -> None:
+        super().__init__(user_message, **params)
+        self.retry_after_s = retry_after_s
 
 
 class ClusterNotReady(ActionRefused):

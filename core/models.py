@@ -1,6 +1,6 @@
-"""Tables that every app uses: numbered events and idempotency keys.
+"""Tables that every app uses: numbered events, idempotency keys and the counts of limits.
 
-Only `core.events.records` and `core.api.idempotency` write them.
+Only `core.events.records`, `core.api.idempotency` and `core.limits` write them.
 """
 
 from __future__ import annotations
@@ -72,3 +72,33 @@ class IdempotencyKey(models.Model):
 
     def __str__(self) -> str:
         return self.key
+
+
+class RateBucket(models.Model):
+    """The token bucket of one rate limit. On PostgreSQL the table is not logged, so that a request needs no disk write."""
+
+    key = models.CharField(primary_key=True, max_length=100)
+    level = models.FloatField()  # tokens at the time `updated_at`
+    granted = models.IntegerField()  # tokens that the last request for a chunk received
+    updated_at = models.FloatField()  # seconds since 1970, by the database's clock
+
+    def __str__(self) -> str:
+        return self.key
+
+
+class AtOnceCount(models.Model):
+    """How many requests one process has in progress for a key. Not logged on PostgreSQL, like RateBucket."""
+
+    process = models.CharField(max_length=32)
+    key = models.CharField(max_length=100)
+    count = models.IntegerField()
+    sequence = models.BigIntegerField()  # grows with each write of the process
+    expires_at = models.FloatField()  # seconds since 1970, by the database's clock
+
+    class Meta:
+        constraints = [
+            models.UniqueConstraint(fields=["key", "process"], name="at_once_count_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.key} {self.count}"

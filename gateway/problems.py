@@ -65,6 +65,7 @@ PROBLEM_TYPES: Mapping[type[BaseException], ProblemType] = {
     core_errors.VersionConflict: ProblemType(409, "version_conflict"),
     core_errors.TooLarge: ProblemType(413, "too_large"),
     core_errors.KeyReused: ProblemType(409, "idempotency_key_reused"),
+    core_errors.TooManyRequests: ProblemType(429, "throttled"),
     core_errors.ClusterBusy: ProblemType(503, "cluster_busy"),
     core_errors.ClusterNotReady: ProblemType(503, "cluster_not_ready"),
     RequestCancelled: ProblemType(503, "request_stopped"),
@@ -249,6 +250,8 @@ def _list_headers(
 ) -> Iterator[tuple[str, str]]:
     if isinstance(error, drf.Throttled):
         yield "Retry-After", str(max(1, math.ceil(getattr(error, "wait", None) or 1)))
+    elif isinstance(error, core_errors.TooManyRequests):
+        yield "Retry-After", str(max(1, math.ceil(error.retry_after_s)))
     elif problem_type.status == 503:
         yield "Retry-After", str(RETRY_AFTER_S)
     if problem_type.status == 401:

@@ -253,9 +253,16 @@ CONTENT_SECURITY_POLICY = "; ".join(
 # --- API ------------------------------------------------------------------------------------
 
 API_MAX_BODY_BYTES = env_int("SLUICE_API_MAX_BODY_BYTES", 2 * 1024 * 1024)
-# Requests of a person per minute, counted by each web process. All requests of a minute may come at once.
+# Requests of a person per minute, counted across the web processes. All requests of a minute may come at once.
 API_READS_PER_MINUTE = env_int("SLUICE_API_READS_PER_MINUTE", 3000)
 API_WRITES_PER_MINUTE = env_int("SLUICE_API_WRITES_PER_MINUTE", 600)
+# Requests of a person in progress at once, across the web processes: planning (plan, submit, check, save a template),
+# uploads, and requests that wait for a cluster (files, logs).
+PLANS_PER_PERSON = env_int("SLUICE_PLANS_PER_PERSON", 2)
+UPLOADS_PER_PERSON = env_int("SLUICE_UPLOADS_PER_PERSON", 2)
+CLUSTER_REQUESTS_PER_PERSON = env_int("SLUICE_CLUSTER_REQUESTS_PER_PERSON", 6)
+# The same per Unix user of a cluster, whoever sends the requests: its logins may be slow.
+CLUSTER_REQUESTS_PER_UNIX_USER = env_int("SLUICE_CLUSTER_REQUESTS_PER_UNIX_USER", 4)
 API_TOKEN_MAX_DAYS = env_int("SLUICE_API_TOKEN_MAX_DAYS", 366)
 # The lifetime of a token if the request contains none. Limited here, because page and API do not check it again.
 API_TOKEN_DEFAULT_DAYS = min(env_int("SLUICE_API_TOKEN_DEFAULT_DAYS", 90), API_TOKEN_MAX_DAYS)
@@ -320,7 +327,10 @@ KEEP_UPLOADS_DAYS = env_int("SLUICE_KEEP_UPLOADS_DAYS", 90)
 
 # --- websockets -----------------------------------------------------------------------------
 
+# Open websockets of a person, across the web processes.
 SOCKETS_PER_PERSON = env_int("SLUICE_SOCKETS_PER_PERSON", 50)
+# Websockets of one web process that are not authenticated yet.
+SOCKET_HANDSHAKES = env_int("SLUICE_SOCKET_HANDSHAKES", 256)
 # Interval at which an open websocket checks that its person is still signed in and still has the permission.
 SOCKET_RECHECK_S = env_int("SLUICE_SOCKET_RECHECK_S", 10)
 

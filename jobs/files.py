@@ -42,6 +42,7 @@ class ResolvedPath:
     real_path: str
     path: str
     stat: FileStat
+    reader_key: str  # of `core.remote_threads`
     # Names of entries of this directory that the person may not read; they are omitted from lists.
     hidden_names: tuple[str, ...] = ()
 
@@ -105,7 +106,12 @@ def resolve_path(
         raise NotAllowed(_("Only the owner may read a job's variables and keys."))
     hidden_names = private_names if real_path == real_work_dir else ()
     return ResolvedPath(
-        transport, real_path, relative_path, transport.stat(real_path), hidden_names
+        transport,
+        real_path,
+        relative_path,
+        transport.stat(real_path),
+        f"{attempt.cluster_id}:{attempt.unix_user}",
+        hidden_names,
     )
 
 

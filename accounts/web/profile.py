@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, cast
@@ -24,8 +25,11 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST
 
 from accounts.models import ApiToken, User
+from accounts.sign_in_limits import limit_own_password_check
 from accounts.tokens import create_token, has_max_tokens, revoke_token, revoke_user_tokens
 from accounts.web.sign_in import set_saved_preference_cookies
+from core.errors import TooManyRequests
+from core.translation import translate
 
 if TYPE_CHECKING:
     UserModelForm = forms.ModelForm[User]
@@ -104,6 +108,23 @@ class ChangePasswordView(PasswordChangeView):
         form = super().get_form(form_class)
         add_form_css_classes(form)
         return form
+
+    def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        try:
+            with limit_own_password_check(request, cast("User", request.user)) as check:
+                form = self.get_form()
+                is_valid = form.is_valid()
+                if "old_password" not in form.errors:
+                    check.password_was_right()
+                return self.form_valid(form) if is_valid else self.form_invalid(form)
+        except TooManyRequests as error:
+            # A form without the posted values: it cannot be validated, which would check the password.
+            form = self.form_class(cast("User", request.user))
+            add_form_css_classes(form)
+            context = self.get_context_data(form=form, refusal=translate(error.user_message))
+            response = self.render_to_response(context, status=429)
+            response["Retry-After"] = str(math.ceil(error.retry_after_s))
+            return response
 
     def form_valid(self, form: Any) -> HttpResponse:
         messages.success(self.request, _("Your password is changed."))

@@ -1,9 +1,8 @@
-"""Views for sign-in, with rate limits, and for a person's preferences: language and theme."""
+"""Views for sign-in and for a person's preferences: language and theme."""
 
 from __future__ import annotations
 
 import math
-import unicodedata
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
@@ -18,11 +17,9 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST
 
 from accounts.models import User
-from core.api.throttle import rate_limit_buckets
+from accounts.sign_in_limits import PasswordCheck, limit_password_check, set_device_cookie
+from core.errors import TooManyRequests
 
-# Many people may share one IP address, so the limit per address is higher than the limit per user name.
-SIGN_INS_PER_NAME_PER_MINUTE = 10
-SIGN_INS_PER_ADDRESS_PER_MINUTE = 60
 PREFERENCE_COOKIE_MAX_AGE_S = 365 * 24 * 3600
 THEME_COOKIE = "sluice_theme"
 
@@ -43,26 +40,27 @@ class SignInView(LoginView):
     """The login page. After sign-in it sets the cookies of the person's saved language and theme."""
 
     redirect_authenticated_user = True
+    _check: PasswordCheck
 
     def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        # Normalized as by Django's form, so that different spellings of one name have one limit.
-        name = unicodedata.normalize("NFKC", request.POST.get("username", "")).strip()[:150]
-        address = request.META.get("REMOTE_ADDR", "")
-        limits = (
-            (f"sign-in:{name}", SIGN_INS_PER_NAME_PER_MINUTE),
-            (f"sign-in-from:{address}", SIGN_INS_PER_ADDRESS_PER_MINUTE),
-        )
-        for key, per_minute in limits:
-            if wait_s := rate_limit_buckets.take(key, per_minute):
-                context = self.get_context_data(wait_s=math.ceil(wait_s))
-                response = self.render_to_response(context, status=429)
-                response["Retry-After"] = str(math.ceil(wait_s))
-                return response
-        return super().post(request, *args, **kwargs)
+        name = request.POST.get("username", "")
+        try:
+            with limit_password_check(request, name) as self._check:
+                return super().post(request, *args, **kwargs)
+        except TooManyRequests as error:
+            # A form without the posted values: it cannot be validated, which would check the password.
+            form = self.get_form_class()(request, initial={"username": name[:150]})
+            wait_s = math.ceil(error.retry_after_s)
+            context = self.get_context_data(form=form, wait_s=wait_s)
+            response = self.render_to_response(context, status=429)
+            response["Retry-After"] = str(wait_s)
+            return response
 
     def form_valid(self, form: Any) -> HttpResponse:
+        self._check.password_was_right()
         response = super().form_valid(form)
         set_saved_preference_cookies(response, form.get_user())
+        set_device_cookie(response, form.get_user().get_username(), path=self.request.path)
         return response
 
 

@@ -18,7 +18,13 @@ from dataclasses import dataclass
 
 import paramiko
 
-from clusters.errors import AuthFailed, CommandTimeout, ConnectFailed, ConnectionLost
+from clusters.errors import (
+    AuthFailed,
+    CommandTimeout,
+    ConnectFailed,
+    ConnectionLost,
+    LoginFailed,
+)
 from clusters.transport.certificates import LoginKey
 from clusters.transport.channel import MAX_LOGIN_OUTPUT_BYTES, PACKET_BYTES, RemoteProgram
 from clusters.transport.credentials import Credentials
@@ -194,8 +200,8 @@ def _authenticate(
         raise _build_login_aborted_error(target, user, problem) from problem
 
 
-def _build_login_aborted_error(target: SshTarget, user: str, problem: Exception) -> ConnectFailed:
-    return ConnectFailed(
+def _build_login_aborted_error(target: SshTarget, user: str, problem: Exception) -> LoginFailed:
+    return LoginFailed(
         msg(
             "ssh.broke-off-login",
             "%(name)s closed the connection during the login of %(user)s.",
@@ -216,7 +222,7 @@ def _check_identity(connection: Connection, policy: IdentityPolicy) -> None:
             timeout_s=timeout_s,
         )
     except (NotStarted, SessionRefused) as problem:
-        raise ConnectFailed(
+        raise LoginFailed(
             msg(
                 "ssh.accepted-login-but-opened",
                 "%(name)s accepted the login of %(user)s but opened no session.",
@@ -238,8 +244,8 @@ def _check_identity(connection: Connection, policy: IdentityPolicy) -> None:
 
 def _build_commands_not_run_error(
     connection: Connection, problem: CommandTimeout | ConnectionLost
-) -> ConnectFailed:
-    return ConnectFailed(
+) -> LoginFailed:
+    return LoginFailed(
         msg(
             "ssh.accepted-login-but-answers",
             "%(name)s accepted the login of %(user)s but does not run commands.",

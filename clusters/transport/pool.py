@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
-from clusters.errors import ClusterError, ConnectFailed, HostKeyMismatch
+from clusters.errors import ClusterError, ConnectFailed, HostKeyMismatch, LoginFailed
 from core.messages import msg
 
 # After sshd refused a session, the pool opens no further session on that connection for this long. Either sshd has not
@@ -266,7 +266,9 @@ class ConnectionPool(Generic[_Connection]):
                 raise type(failure.error)(failure.error.user_message, detail=failure.error.detail)
 
     def _record_failure(self, user: str, error: ClusterError) -> None:
-        key = "" if isinstance(error, ConnectFailed | HostKeyMismatch) else user
+        # After the host accepted the connection, a failure is the user's: its start-up files may hang.
+        is_host_failure = isinstance(error, ConnectFailed | HostKeyMismatch)
+        key = "" if is_host_failure and not isinstance(error, LoginFailed) else user
         previous = self._failures.get(key)
         backoff_s = min(
             self._options.max_backoff_s,

@@ -6,7 +6,7 @@ import asyncio
 import re
 import zlib
 from collections.abc import AsyncIterator, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from urllib.parse import quote
 
 from django.core.handlers.asgi import ASGIRequest
@@ -15,8 +15,8 @@ from django.utils.translation import gettext as _
 from rest_framework.exceptions import APIException
 from rest_framework.request import Request
 
-# Reading a file may hang with its cluster. A separate thread pool keeps such reads from delaying websockets.
-_reader_threads = ThreadPoolExecutor(max_workers=32, thread_name_prefix="download")
+from core.remote_threads import run_after, start_remote
+
 _RANGE_HEADER = re.compile(r"bytes=(\d{0,18})-(\d{0,18})\Z")
 
 
@@ -26,14 +26,19 @@ class RangeNotSatisfiable(APIException):
 
 
 def stream_attachment(
-    request: HttpRequest, chunks: Iterator[bytes], *, content_type: str, filename: str
+    request: HttpRequest,
+    chunks: Iterator[bytes],
+    *,
+    reader_key: str,
+    content_type: str,
+    filename: str,
 ) -> StreamingHttpResponse:
-    """Stream the chunks as a download.
+    """Stream the chunks as a download. `reader_key` names the Unix user that reads, see `core.remote_threads`.
 
     Content-Disposition is always `attachment`, so that a browser does not render a person's HTML file with the
     cookies of Sluice's origin.
     """
-    body = _iterate_in_threads(chunks) if isinstance(request, ASGIRequest) else chunks
+    body = _iterate_in_threads(chunks, reader_key) if isinstance(request, ASGIRequest) else chunks
     response = StreamingHttpResponse(body, content_type=content_type)
     response["Content-Disposition"] = f"attachment; filename*=UTF-8''{quote(filename)}"
     response["X-Content-Type-Options"] = "nosniff"
@@ -41,23 +46,23 @@ def stream_attachment(
     return response
 
 
-async def _iterate_in_threads(chunks: Iterator[bytes]) -> AsyncIterator[bytes]:
+async def _iterate_in_threads(chunks: Iterator[bytes], reader_key: str) -> AsyncIterator[bytes]:
     def read_next() -> bytes | None:
         return next(chunks, None)
 
-    pending_read: Future[bytes | None] | None = None
+    last_read: Future[bytes | None] | None = None
     try:
         while True:
-            pending_read = _reader_threads.submit(read_next)
-            chunk = await asyncio.wrap_future(pending_read)
+            last_read = await start_remote(reader_key, read_next)
+            chunk = await asyncio.wrap_future(last_read)
             if chunk is None:
                 return
             yield chunk
     finally:
         close = getattr(chunks, "close", None)
-        if close is not None and pending_read is not None:
+        if close is not None and last_read is not None:
             # If the client disconnected while a chunk is being read, close the iterator after that read.
-            pending_read.add_done_callback(lambda _read: _reader_threads.submit(close))
+            run_after(last_read, close)
 
 
 def parse_range(request: Request, size: int) -> tuple[int, int]:

@@ -15,7 +15,6 @@ from rest_framework.request import Request
 from rest_framework.views import APIView
 
 from accounts.requests import authenticated_user
-from core.api.concurrency import cluster_request_slot
 from core.api.responses import json_response
 from core.api.schema import problem_responses
 from core.api.shapes import format_timestamp, serializer_of
@@ -25,6 +24,7 @@ from jobs.api import shapes
 from jobs.api.filters import ATTEMPT_PARAMETER, QueryParser
 from jobs.files import ROOTS, ResolvedPath, find_job_attempt, resolve_path
 from jobs.models import Attempt
+from jobs.request_limits import cluster_request_slot
 from jobs.store.access import can_read_output, find_job
 
 FILE_PARAMETERS = [
@@ -56,7 +56,7 @@ def _resolve_requested_path(
     job = find_job(user, id)
     attempt = find_job_attempt(job, number)
     for_owner = can_read_output(user, job)
-    with cluster_request_slot(job.cluster.pk, job.cluster.name):
+    with cluster_request_slot(user=user, cluster=job.cluster, unix_user=attempt.unix_user):
         resolved = resolve_path(job=job, attempt=attempt, root=root, path=path, for_owner=for_owner)
         yield attempt, root, resolved
 
@@ -112,6 +112,7 @@ class JobFileDownloadView(APIView):
         response = stream_attachment(
             request._request,
             chunks,
+            reader_key=resolved.reader_key,
             content_type=_OCTET_STREAM,
             filename=_make_printable(posixpath.basename(resolved.path)) or "file",
         )
@@ -138,6 +139,7 @@ class JobFilesTarView(APIView):
         return stream_attachment(
             request._request,
             chunks,
+            reader_key=resolved.reader_key,
             content_type="application/x-tar",
             filename=f"{name}.tar",
         )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
@@ -73,6 +74,7 @@ from jobs.presentation import (
     serialize_problem,
     serialize_warning,
 )
+from jobs.request_limits import planning_slot
 from jobs.store.access import find_job, jobs_visible_to
 from jobs.store.listing import count_jobs, list_jobs_page
 from jobs.submission import Preview, preview, submit
@@ -124,14 +126,23 @@ class JobListView(APIView):
     def post(self, request: Request) -> HttpResponse:
         read_idempotency_key(request)  # rejects an invalid key before the code is stored
         user = authenticated_user(request)
-        raw_submission = get_raw_submission(request)
-        try:
+        with _open_submission(request) as raw_submission:
             raw_submission.store_code(user)
             return respond_idempotently(
                 request,
                 fingerprint=raw_submission.fingerprint(),
                 create=lambda: _submit_job(user, raw_submission),
             )
+
+
+@contextmanager
+def _open_submission(request: Request) -> Iterator[RawSubmission]:
+    """Receive the request's body. The `with` block occupies a planning slot of the person."""
+    with_upload = (request.content_type or "").startswith(MultipartParser.media_type)
+    with planning_slot(authenticated_user(request), with_upload=with_upload):
+        raw_submission = get_raw_submission(request)
+        try:
+            yield raw_submission
         finally:
             raw_submission.discard()
 
@@ -169,11 +180,8 @@ class JobPlanView(APIView):
     )
     def post(self, request: Request) -> HttpResponse:
         user = authenticated_user(request)
-        raw_submission = get_raw_submission(request)
-        try:
+        with _open_submission(request) as raw_submission:
             job_preview = preview(by=user, submission=raw_submission.to_submission(user))
-        finally:
-            raw_submission.discard()
         return json_response(
             _serialize_preview(job_preview, can_submit(user, job_preview.submission.namespace))
         )
@@ -336,12 +344,13 @@ class JobRetryView(APIView):
     def post(self, request: Request, id: uuid.UUID) -> HttpResponse:
         user = authenticated_user(request)
         job = find_job(user, id)
-        return respond_idempotently(
-            request,
-            fingerprint=compute_fingerprint("retry", id),
-            create=lambda: actions.retry_job(job=job, by=user),
-            status=200,
-        )
+        with planning_slot(user):
+            return respond_idempotently(
+                request,
+                fingerprint=compute_fingerprint("retry", id),
+                create=lambda: actions.retry_job(job=job, by=user),
+                status=200,
+            )
 
 
 class JobCloneSerializer(StrictSerializer):
@@ -380,13 +389,14 @@ class JobCloneView(APIView):
                     namespace=namespace_name,
                 )
         name = values.get("name")
-        if name:
-            load_document({**job.spec, "jobName": name})  # raises SpecError if the name is invalid
-        return respond_idempotently(
-            request,
-            fingerprint=compute_fingerprint("clone", id, values),
-            create=lambda: actions.clone_job(job=job, by=user, name=name, namespace=namespace),
-        )
+        with planning_slot(user):
+            if name:
+                load_document({**job.spec, "jobName": name})  # raises SpecError for an invalid name
+            return respond_idempotently(
+                request,
+                fingerprint=compute_fingerprint("clone", id, values),
+                create=lambda: actions.clone_job(job=job, by=user, name=name, namespace=namespace),
+            )
 
 
 class JobBatchSerializer(StrictSerializer):

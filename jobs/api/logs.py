@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 
 from django.http import HttpResponse
@@ -15,7 +16,6 @@ from rest_framework.views import APIView
 
 from accounts.requests import authenticated_user
 from core import errors as core_errors
-from core.api.concurrency import cluster_request_slot, concurrency_limiter
 from core.api.responses import json_response
 from core.api.schema import problem_responses
 from core.api.shapes import serializer_of
@@ -35,12 +35,11 @@ from jobs.logs.reading import (
     search_log,
     stream_log,
 )
+from jobs.request_limits import cluster_request_slot
 from jobs.store.access import find_job
 
 DEFAULT_READ_BYTES = 256 * 1024
 MAX_PATTERN_LENGTH = 1000
-# A search occupies one of this process's few threads until it ends or times out.
-MAX_CONCURRENT_SEARCHES_PER_PERSON = 2
 MAX_OFFSET = 2**53
 _ERROR_STATUSES = (400, 403, 404, 502, 504)
 _BINARY_RESPONSE = OpenApiResponse({"type": "string", "format": "binary"})
@@ -104,6 +103,15 @@ def _find_requested_log(
     return log
 
 
+def _slot(request: Request, log: Log, *, is_search: bool = False) -> AbstractContextManager[None]:
+    return cluster_request_slot(
+        user=authenticated_user(request),
+        cluster=log.attempt.cluster,
+        unix_user=log.attempt.unix_user,
+        is_search=is_search,
+    )
+
+
 class LogListView(APIView):
     @extend_schema(
         operation_id="jobs_logs",
@@ -123,7 +131,9 @@ class LogListView(APIView):
             raise NotFound(_("There is no such job or attempt, or you may not see it.")) from None
         if attempt is None:
             return json_response({"attempt": None, "items": []})
-        with cluster_request_slot(attempt.cluster.pk, attempt.cluster.name):
+        with cluster_request_slot(
+            user=authenticated_user(request), cluster=attempt.cluster, unix_user=attempt.unix_user
+        ):
             items = [asdict(entry) for entry in list_logs(job, attempt)]
         return json_response({"attempt": attempt.number, "items": items})
 
@@ -158,19 +168,13 @@ class LogReadView(APIView):
         matches = query.integer("matches", MAX_MATCHES, 1, MAX_MATCHES)
         log = _find_requested_log(request, id, role, index, query)
         if text:
-            search_slot = concurrency_limiter.slot(
-                MAX_CONCURRENT_SEARCHES_PER_PERSON, f"search:{authenticated_user(request).pk}"
-            )
-            with (
-                search_slot,
-                cluster_request_slot(log.attempt.cluster.pk, log.attempt.cluster.name),
-            ):
+            with _slot(request, log, is_search=True):
                 log_matches = search_log(log, text=text, ignore_case=ignore_case, limit=matches)
             items = [asdict(match) for match in log_matches]
             return json_response({"matches": items, "more": len(items) >= matches})
         if "Range" in request.headers:
             return _build_download_response(request, log)
-        with cluster_request_slot(log.attempt.cluster.pk, log.attempt.cluster.name):
+        with _slot(request, log):
             part = read_log(log, offset=offset, limit=limit)
         response = HttpResponse(part.data, content_type=_OCTET_STREAM)
         response["X-Log-Offset"] = str(part.offset)
@@ -204,20 +208,21 @@ class LogDownloadView(APIView):
         log = _find_requested_log(request, id, role, index, query)
         if not compress:
             return _build_download_response(request, log)
-        with cluster_request_slot(log.attempt.cluster.pk, log.attempt.cluster.name):
+        with _slot(request, log):
             # Raises an error if the file does not exist; after the response has started it would be too late.
             get_log_size(log.transport(), log.path)
             chunks = stream_log(log)
         return stream_attachment(
             request._request,
             gzip_stream(chunks),
+            reader_key=log.reader_key,
             content_type="application/gzip",
             filename=f"{log.role}-{log.index}.log.gz",
         )
 
 
 def _build_download_response(request: Request, log: Log) -> HttpResponseBase:
-    with cluster_request_slot(log.attempt.cluster.pk, log.attempt.cluster.name):
+    with _slot(request, log):
         size = get_log_size(log.transport(), log.path)
         start, end = parse_range(request, size)
         # The log may grow during the download: send only as many bytes as the headers announce.
@@ -225,6 +230,7 @@ def _build_download_response(request: Request, log: Log) -> HttpResponseBase:
     response = stream_attachment(
         request._request,
         chunks,
+        reader_key=log.reader_key,
         content_type=_OCTET_STREAM,
         filename=f"{log.role}-{log.index}.log",
     )

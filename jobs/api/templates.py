@@ -37,6 +37,7 @@ from jobs.api.job_shape import JobDetailShape
 from jobs.api.submission_parsers import SubmitOptionsSerializer
 from jobs.jobfile.parameters import PARAMETER_KINDS
 from jobs.models import Job, JobTemplate
+from jobs.request_limits import planning_slot
 from jobs.store.access import find_job
 from jobs.store.listing import DEFAULT_PAGE_SIZE
 from jobs.store.uploads import find_upload
@@ -210,15 +211,16 @@ class TemplateListView(APIView):
     def post(self, request: Request) -> HttpResponse:
         user = authenticated_user(request)
         values = parse_body(request, TemplateCreateSerializer)
-        template = job_templates.create_template(
-            by=user,
-            name=values["name"],
-            document=_load_document(request, values),
-            parameters=job_templates.parameters_from_json(values.get("parameters", ())),
-            description=values.get("description", ""),
-            visibility=values.get("visibility", JobTemplate.Visibility.PRIVATE),
-            namespace=values.get("namespace"),
-        )
+        with planning_slot(user):
+            template = job_templates.create_template(
+                by=user,
+                name=values["name"],
+                document=_load_document(request, values),
+                parameters=job_templates.parameters_from_json(values.get("parameters", ())),
+                description=values.get("description", ""),
+                visibility=values.get("visibility", JobTemplate.Visibility.PRIVATE),
+                namespace=values.get("namespace"),
+            )
         return json_response(serialize_template_detail(template, request), status=201)
 
 
@@ -263,15 +265,16 @@ class TemplateDetailView(APIView):
             for key in ("name", "description", "visibility", "namespace")
             if key in values
         }
-        if "spec" in values or "job_file" in values:
-            changes["document"] = _load_document(request, values)
         if "parameters" in values:
             changes["parameters"] = job_templates.parameters_from_json(values["parameters"])
-        if not changes:
-            raise ValidationError(_("Say what to change."), code="empty")
-        changed = job_templates.change_template(
-            template=template, by=user, version=values["version"], changes=changes
-        )
+        with planning_slot(user):
+            if "spec" in values or "job_file" in values:
+                changes["document"] = _load_document(request, values)
+            if not changes:
+                raise ValidationError(_("Say what to change."), code="empty")
+            changed = job_templates.change_template(
+                template=template, by=user, version=values["version"], changes=changes
+            )
         return json_response(serialize_template_detail(changed, request))
 
     @extend_schema(
@@ -337,7 +340,8 @@ class TemplateSubmitView(APIView):
             return submit(by=user, submission=submission)
 
         fingerprint = compute_fingerprint("template", id, values)
-        return respond_idempotently(request, fingerprint=fingerprint, create=create)
+        with planning_slot(user):
+            return respond_idempotently(request, fingerprint=fingerprint, create=create)
 
 
 class TemplateBatchDeleteView(APIView):

@@ -27,6 +27,7 @@ from jobs.api import shapes
 from jobs.api.filters import QueryParser
 from jobs.api.submission_parsers import MultipartParser, RawSubmission, get_raw_submission
 from jobs.models import CodeUpload, UploadOwner
+from jobs.request_limits import upload_slot
 from jobs.store.uploads import IncomingUpload, find_upload, release_upload
 
 if TYPE_CHECKING:
@@ -129,15 +130,16 @@ class UploadListView(APIView):
         filename = query.text("filename")
         query.raise_if_invalid()
         user = authenticated_user(request)
-        raw_submission = get_raw_submission(request)
-        try:
-            if raw_submission.incoming is None:
-                raise ValidationError({"code": [_("is required.")]}, code="required")
-            upload = raw_submission.incoming.store(
-                by=user, filename=filename or raw_submission.code_name
-            )
-        finally:
-            raw_submission.discard()
+        with upload_slot(user):
+            raw_submission = get_raw_submission(request)
+            try:
+                if raw_submission.incoming is None:
+                    raise ValidationError({"code": [_("is required.")]}, code="required")
+                upload = raw_submission.incoming.store(
+                    by=user, filename=filename or raw_submission.code_name
+                )
+            finally:
+                raw_submission.discard()
         return json_response(_serialize_upload_of(user, upload), status=201)
 
 

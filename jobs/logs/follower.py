@@ -17,10 +17,12 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal
+from weakref import WeakValueDictionary
 
 from clusters.errors import ClusterError, RemoteFileMissing
 from clusters.transport.base import FollowEvent, Transport
 from core.messages import _
+from core.remote_threads import run_remote
 from core.runtime import process_state
 from core.threads import run_in_thread
 from jobs.actions import watch_job
@@ -164,9 +166,18 @@ class Follower:
         async with self._ending_lock:
             is_due = self._loop.time() - self._ending_checked_at >= ENDING_CHECK_INTERVAL_S
             if self.ending is None and is_due:
-                self.ending = await run_in_thread(_find_ending, self.log, self.transport)
+                self.ending = await self._find_ending()
                 self._ending_checked_at = self._loop.time()
             return self.ending
+
+    async def _find_ending(self) -> Ending | None:
+        result = await run_in_thread(_find_result, self.log)
+        if result is None:
+            return None
+        # Read the size after the result, so that it includes everything written before the end.
+        return await run_remote(
+            self.log.reader_key, _build_ending, self.log, self.transport, result
+        )
 
     async def read_from(self, offset: int) -> bytes:
         """Return at least one byte and at most FRAME_BYTES from `offset`, which must be below `end`."""
@@ -221,8 +232,12 @@ class Follower:
 
     async def _read_block(self, number: int) -> bytes:
         generation = self.generation
-        data = await run_in_thread(
-            self.transport.read_at, self.path, number * BLOCK_BYTES, BLOCK_BYTES
+        data = await run_remote(
+            self.log.reader_key,
+            self.transport.read_at,
+            self.path,
+            number * BLOCK_BYTES,
+            BLOCK_BYTES,
         )
         # Do not cache a partial block, which will grow, nor a block of a file that was truncated meanwhile.
         if len(data) == BLOCK_BYTES and generation == self.generation:
@@ -295,7 +310,8 @@ class FollowerRegistry:
 
     def __init__(self) -> None:
         self._by_key: dict[LogKey, Follower] = {}  # by `Log.key`
-        self._lock = asyncio.Lock()
+        # One lock per log: while a follower is started, a login that takes long delays the viewers of this log only.
+        self._locks: WeakValueDictionary[LogKey, asyncio.Lock] = WeakValueDictionary()
 
     @property
     def count(self) -> int:
@@ -303,11 +319,15 @@ class FollowerRegistry:
 
     async def join(self, log: Log) -> Follower:
         """Return the log's follower and start it for the first viewer. Call `leave` for each `join`."""
-        async with self._lock:
+        lock = self._locks.get(log.key)
+        if lock is None:
+            lock = self._locks[log.key] = asyncio.Lock()
+        async with lock:
             follower = self._by_key.get(log.key)
             if follower is None or follower.failure is not None:
-                transport = await run_in_thread(log.transport)
-                start = await run_in_thread(_size_or_none, transport, log.path) or 0
+                transport = await run_remote(log.reader_key, log.transport)
+                size = await run_remote(log.reader_key, _size_or_none, transport, log.path)
+                start = size or 0
                 follower = Follower(log, transport, start=start)
                 if await follower.check_ending() is None:
                     follower.start_thread()
@@ -331,13 +351,13 @@ def _size_or_none(transport: Transport, path: str) -> int | None:
         return None
 
 
-def _find_ending(log: Log, transport: Transport) -> Ending | None:
+def _find_result(log: Log) -> dict[str, Any] | None:
     # The engine reads the state files of running tasks only for watched jobs.
     watch_job(job=log.job)
-    result = find_writer_result(log)
-    if result is None:
-        return None
-    # Read the size after the result, so that it includes everything written before the end.
+    return find_writer_result(log)
+
+
+def _build_ending(log: Log, transport: Transport, result: dict[str, Any]) -> Ending:
     size = _size_or_none(transport, log.path)
     return Ending(result, 0 if size is None and was_never_written(log, result, transport) else size)
 

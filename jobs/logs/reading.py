@@ -57,6 +57,11 @@ class Log:
         return self.attempt.pk, self.role, self.index
 
     @property
+    def reader_key(self) -> str:
+        """The key of `core.remote_threads` for reads of this log."""
+        return f"{self.attempt.cluster_id}:{self.attempt.unix_user}"
+
+    @property
     def path(self) -> str:
         paths = AttemptPaths.from_dir(self.attempt.work_dir)
         return paths.batch_log if self.is_batch else paths.task_log(self.role, self.index)

@@ -16,6 +16,7 @@ from django.utils import timezone
 from clusters.connections import transport_for
 from clusters.passes import Pass
 from core.events.records import delete_events_of, purge_events_before
+from core.limits import delete_unused_rows
 from jobs.events import SUBJECT
 from jobs.models import Attempt, Job
 from jobs.store.uploads import clean_up_uploads
@@ -42,6 +43,7 @@ class DeletedJobsPass(Pass):
             self._remove_files()
         finally:
             self._purge_rows()  # also if the cluster is unreachable
+            delete_unused_rows()
         return False
 
     def _purge_rows(self) -> None:

@@ -8,6 +8,7 @@ writes nothing.
 from __future__ import annotations
 
 import json
+import math
 import uuid
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, cast
@@ -25,7 +26,7 @@ from django.views.decorators.http import require_GET, require_POST
 from clusters.access import can_submit, namespaces_submittable_by, namespaces_visible_to
 from clusters.capacity import Capacity
 from clusters.models import CapacitySnapshot, Namespace, ResourceSpec
-from core.errors import ActionRefused
+from core.errors import ActionRefused, TooManyRequests
 from core.translation import translate
 from jobs.actions import find_unused_name, load_spec
 from jobs.form_description import describe_form
@@ -38,6 +39,7 @@ from jobs.jobfile.importers import load_text
 from jobs.jobfile.parse import parse_text
 from jobs.models import Job, JobTemplate
 from jobs.presentation import format_plan, format_problem, serialize_problem, serialize_warning
+from jobs.request_limits import planning_slot
 from jobs.store.framework_images import load_framework_images
 from jobs.store.uploads import find_upload
 from jobs.submission import Preview, build_site_catalog, parse_submission, preview
@@ -317,9 +319,19 @@ def check_job_file_view(request: HttpRequest) -> HttpResponse:
             raise ValueError("not an object")
     except (ValueError, RecursionError):
         return JsonResponse({"detail": _("The request could not be parsed.")}, status=400)
-    return JsonResponse(
-        check_job_file(request.user, body), json_dumps_params={"ensure_ascii": False}
-    )
+    try:
+        with planning_slot(request.user):
+            result = check_job_file(request.user, body)
+    except TooManyRequests as error:
+        return respond_too_many(error)
+    return JsonResponse(result, json_dumps_params={"ensure_ascii": False})
+
+
+def respond_too_many(error: TooManyRequests) -> HttpResponse:
+    """Respond to a check that was refused because of a limit; the page sends it again later."""
+    response = JsonResponse({"detail": translate(error.user_message)}, status=429)
+    response["Retry-After"] = str(math.ceil(error.retry_after_s))
+    return response
 
 
 def check_job_file(user: User, body: Mapping[str, Any]) -> dict[str, Any]:

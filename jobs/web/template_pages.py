@@ -27,7 +27,7 @@ from clusters.access import namespaces_submittable_by, namespaces_visible_to
 from clusters.errors import ClusterError
 from core import messages as core_messages
 from core.api.idempotency import compute_fingerprint
-from core.errors import ActionRefused, VersionConflict
+from core.errors import ActionRefused, TooManyRequests, VersionConflict
 from core.translation import translate
 from jobs import job_templates
 from jobs.actions import create_job_once
@@ -45,6 +45,7 @@ from jobs.jobfile.parameters import (
 from jobs.models import Job, JobTemplate
 from jobs.plan import PlanError
 from jobs.presentation import format_problem, serialize_problem
+from jobs.request_limits import planning_slot
 from jobs.submission import submit
 from jobs.web.job_list import parse_ids
 from jobs.web.job_page import find_job_or_404
@@ -54,6 +55,7 @@ from jobs.web.submit_page import (
     get_template_or_404,
     list_ace_urls,
     render_submit,
+    respond_too_many,
 )
 
 if TYPE_CHECKING:
@@ -247,20 +249,21 @@ def template_new(request: HttpRequest) -> HttpResponse:
     user = current_user(request)
     if request.method == "POST":
         form_data = TemplateFormData.from_request(request)
-        problems = form_data.check()
         try:
-            if not problems:
-                created = job_templates.create_template(
-                    by=user,
-                    name=form_data.name,
-                    document=job_templates.parse_template_text(form_data.text),
-                    parameters=form_data.parameters(),
-                    description=form_data.description,
-                    visibility=form_data.visibility,
-                    namespace=form_data.namespace or None,
-                )
-                messages.success(request, _("Template saved."))
-                return HttpResponseRedirect(reverse("template", args=[created.pk]))
+            with planning_slot(user):
+                problems = form_data.check()
+                if not problems:
+                    created = job_templates.create_template(
+                        by=user,
+                        name=form_data.name,
+                        document=job_templates.parse_template_text(form_data.text),
+                        parameters=form_data.parameters(),
+                        description=form_data.description,
+                        visibility=form_data.visibility,
+                        namespace=form_data.namespace or None,
+                    )
+                    messages.success(request, _("Template saved."))
+                    return HttpResponseRedirect(reverse("template", args=[created.pk]))
         except SpecError as error:
             problems = list(error.problems)
         except ActionRefused as error:
@@ -293,24 +296,25 @@ def template_edit(request: HttpRequest, template_id: uuid.UUID) -> HttpResponse:
     if request.method == "GET":
         return _render_editor(request, TemplateFormData.from_template(template), template=template)
     form_data = TemplateFormData.from_request(request)
-    problems = form_data.check()
     try:
-        if not problems:
-            job_templates.change_template(
-                template=template,
-                by=user,
-                version=form_data.version,
-                changes={
-                    "name": form_data.name,
-                    "description": form_data.description,
-                    "visibility": form_data.visibility,
-                    "namespace": form_data.namespace or None,
-                    "document": job_templates.parse_template_text(form_data.text),
-                    "parameters": form_data.parameters(),
-                },
-            )
-            messages.success(request, _("Template saved."))
-            return HttpResponseRedirect(reverse("template", args=[template.pk]))
+        with planning_slot(user):
+            problems = form_data.check()
+            if not problems:
+                job_templates.change_template(
+                    template=template,
+                    by=user,
+                    version=form_data.version,
+                    changes={
+                        "name": form_data.name,
+                        "description": form_data.description,
+                        "visibility": form_data.visibility,
+                        "namespace": form_data.namespace or None,
+                        "document": job_templates.parse_template_text(form_data.text),
+                        "parameters": form_data.parameters(),
+                    },
+                )
+                messages.success(request, _("Template saved."))
+                return HttpResponseRedirect(reverse("template", args=[template.pk]))
     except VersionConflict:
         return _render_conflict(request, form_data, get_template_or_404(request, template_id))
     except SpecError as error:
@@ -385,12 +389,15 @@ def template_check(request: HttpRequest) -> HttpResponse:
         return JsonResponse({"detail": _("Your session has ended.")}, status=401)
     form_data = TemplateFormData.from_request(request)
     try:
-        document = job_templates.parse_template_text(form_data.text)
-        used = sorted(find_parameter_names(document))
-        parameters = form_data.parameters()
-        check_parameters(parameters, document)
-        placeholders = {parameter.name: parameter.sample_value() for parameter in parameters}
-        load_document(fill_template(document, parameters, placeholders))
+        with planning_slot(current_user(request)):
+            document = job_templates.parse_template_text(form_data.text)
+            used = sorted(find_parameter_names(document))
+            parameters = form_data.parameters()
+            check_parameters(parameters, document)
+            placeholders = {parameter.name: parameter.sample_value() for parameter in parameters}
+            load_document(fill_template(document, parameters, placeholders))
+    except TooManyRequests as error:
+        return respond_too_many(error)
     except SpecError as error:
         return JsonResponse({"problems": _build_problem_rows(error.problems, form_data.text)})
     return JsonResponse({"problems": [], "used": used})
@@ -417,7 +424,8 @@ def template_use(request: HttpRequest, template_id: uuid.UUID) -> HttpResponse:
     if request.method == "POST":
         try:
             values = _select_filled_values(parameters, posted_values)
-            return _submit_or_open_submit_page(request, template, values)
+            with planning_slot(current_user(request)):
+                return _submit_or_open_submit_page(request, template, values)
         except (SpecError, PlanError) as error:
             problems = list(error.problems)
         except ActionRefused as error:

@@ -2,11 +2,13 @@
 // The websocket reconnects with back-off and continues after the last event number, so that no event is lost or
 // delivered twice.
 
+import { gettext } from "./i18n.js";
 import { localizeTimes } from "./times.js";
 
 // Close codes of the server. After the final ones, reconnecting would fail again.
 const SIGNED_OUT = 4401;
-const FINAL_CLOSE_CODES = [4403, 4404, 4429]; // forbidden, not found, too many websockets
+const FINAL_CLOSE_CODES = [4403, 4404]; // forbidden, not found
+const HANDSHAKE_FAILED = 1006; // the browser's code if the server refused the handshake or the connection broke
 const BACKOFF_MIN_MS = 500;
 const BACKOFF_MAX_MS = 15000;
 // The banner about a lost connection appears only after this time.
@@ -32,6 +34,20 @@ export function openWebSocket(path) {
   return new WebSocket(`${scheme}://${window.location.host}${path}`);
 }
 
+/**
+ * Return why websockets fail, which a browser does not tell a page: "signed-out"; "refused" if the server responds but
+ * refuses the websocket, because the person has too many; "unreachable".
+ */
+export async function findSocketProblem() {
+  try {
+    const response = await fetch("/api/v1/me", { headers: { Accept: "application/json" } });
+    if (response.status === 401) return "signed-out";
+    return response.ok ? "refused" : "unreachable";
+  } catch {
+    return "unreachable";
+  }
+}
+
 let bannerTimer = null;
 
 function showConnected(isConnected) {
@@ -40,6 +56,16 @@ function showConnected(isConnected) {
   clearTimeout(bannerTimer);
   if (isConnected) banner.hidden = true;
   else bannerTimer = setTimeout(() => { banner.hidden = false; }, BANNER_AFTER_MS);
+}
+
+/** Write the reason into the banner: too many websockets, or else a lost connection. */
+function explainConnection(isRefused) {
+  const banner = document.getElementById("connection");
+  if (!banner) return;
+  banner.dataset.lost ??= banner.textContent;
+  banner.textContent = isRefused
+    ? gettext("Too many pages are open, so this one does not update by itself. Close some; it tries again automatically.")
+    : banner.dataset.lost;
 }
 
 /**
@@ -55,6 +81,7 @@ export function followEvents({ onEvents, onReset }) {
 
   function open() {
     timer = null;
+    let accepted = false;
     socket = openWebSocket(`/ws/events${lastNumber === null ? "" : `?since=${lastNumber}`}`);
     socket.addEventListener("message", (message) => {
       const frame = JSON.parse(message.data);
@@ -73,7 +100,15 @@ export function followEvents({ onEvents, onReset }) {
       if (code === SIGNED_OUT) { window.location.reload(); return; }
       showConnected(false);
       timer = setTimeout(open, backoff.nextDelayMs());
+      if (!accepted && code === HANDSHAKE_FAILED) explainRefusal();
     });
+    socket.addEventListener("open", () => { accepted = true; });
+  }
+
+  async function explainRefusal() {
+    const problem = await findSocketProblem();
+    if (problem === "signed-out" && !leavingPage) window.location.reload();
+    explainConnection(problem === "refused");
   }
 
   // Reconnect immediately when the page becomes visible or the network returns.

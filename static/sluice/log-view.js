@@ -7,7 +7,7 @@ import { FitAddon } from "../vendor/xterm/addon-fit.mjs";
 import { SearchAddon } from "../vendor/xterm/addon-search.mjs";
 import { Unicode11Addon } from "../vendor/xterm/addon-unicode11.mjs";
 import { gettext, interpolate } from "./i18n.js";
-import { Backoff, openWebSocket } from "./live.js";
+import { Backoff, findSocketProblem, openWebSocket } from "./live.js";
 
 const FIRST_BYTES = 256 * 1024; // loaded from the end when a log is opened
 const EARLIER_BYTES = 1024 * 1024; // loaded by each click on "Earlier"
@@ -190,7 +190,9 @@ class LogView extends HTMLElement {
       if (typeof message.data === "string") this.handleFrame(JSON.parse(message.data));
       else this.draw(new Uint8Array(message.data));
     });
-    socket.addEventListener("close", (event) => { if (socket === this.socket) this.handleClose(event.code); });
+    let accepted = false;
+    socket.addEventListener("open", () => { accepted = true; });
+    socket.addEventListener("close", (event) => { if (socket === this.socket) this.handleClose(event.code, accepted); });
   }
 
   handleFrame(frame) {
@@ -240,13 +242,21 @@ class LogView extends HTMLElement {
     this.socket = null;
   }
 
-  handleClose(code) {
+  handleClose(code, accepted) {
     if (this.finished || !this.isConnected) return;
     if (code === 4401) { window.location.reload(); return; }
     if (code === 4404) { this.setStatus(gettext("No such log.")); return; }
-    if (code === 4429) { this.setStatus(gettext("Too many logs are open. Close some and reload the page.")); return; }
     this.setStatus(gettext("connection lost, reconnecting …"));
     this.timer = setTimeout(() => this.open(), this.backoff.nextDelayMs());
+    if (!accepted) this.explainRefusal(this.socket);
+  }
+
+  /** The server refused the handshake or is unreachable: say which. */
+  async explainRefusal(refused) {
+    const problem = await findSocketProblem();
+    if (this.socket !== refused || !this.isConnected) return;
+    if (problem === "signed-out") window.location.reload();
+    else if (problem === "refused") this.setStatus(gettext("Too many logs and pages are open. Close some; this one tries again automatically."));
   }
 }
 

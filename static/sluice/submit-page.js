@@ -123,7 +123,11 @@ class SubmitPage {
       const response = await fetch(this.config.check, { method: "POST", headers: { "Content-Type": "application/json", "X-CSRFToken": this.csrf }, body: JSON.stringify(this.checkRequest(extra)) });
       if (this.handleSessionEnd(response)) return null;
       answer = await response.json();
-      if (!response.ok) { this.sidebar.setStatus("bad", answer.detail); return null; }
+      if (!response.ok) {
+        this.sidebar.setStatus("bad", answer.detail);
+        if (response.status === 429 && !extra.import) this.timer = setTimeout(() => this.check(), CHECK_RETRY_MS);
+        return null;
+      }
     } catch {
       this.sidebar.setStatus("bad", gettext("No response from Sluice. Your input is kept; the check is repeated automatically."));
       this.timer = setTimeout(() => this.check(), CHECK_RETRY_MS);

@@ -5,6 +5,7 @@ import { gettext } from "./i18n.js";
 import { openEditor } from "./job-editor.js";
 
 const CHECK_DELAY_MS = 500;
+const CHECK_RETRY_MS = 4000;
 const page = JSON.parse(document.getElementById("template-page").textContent);
 const form = document.getElementById("template-form");
 const textField = document.getElementById("t-file");
@@ -38,7 +39,11 @@ function scheduleCheck() {
 async function check() {
   try {
     const response = await fetch(page.check, { method: "POST", body: new FormData(form) });
-    if (!response.ok) { status.textContent = (await response.json().catch(() => ({}))).detail ?? ""; return; }
+    if (!response.ok) {
+      status.textContent = (await response.json().catch(() => ({}))).detail ?? "";
+      if (response.status === 429) timer = setTimeout(check, CHECK_RETRY_MS);
+      return;
+    }
     const { problems } = await response.json();
     editor?.setProblems(problems);
     status.textContent = problems.length

@@ -9,7 +9,8 @@ from django.db import connection
 from django.utils import translation
 from pytest_django.plugin import DjangoDbBlocker
 
-from core.api.throttle import rate_limit_buckets
+from core.limits import RateLimiter
+from core.runtime import process_state
 from tests.app.scenario import Scenario, make_scenario
 
 
@@ -45,5 +46,5 @@ def reset_language() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def reset_rate_limits() -> None:
-    """Start each test with unused rate limits, which a process counts in memory."""
-    rate_limit_buckets.clear()
+    """Start each test with unused rate limits: the tables are empty, but the process has leftover tokens."""
+    process_state.get(RateLimiter).clear()

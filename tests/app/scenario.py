@@ -11,6 +11,9 @@ from django.test import Client
 from accounts.models import User
 from clusters.capacity import Capacity, GpuCount, Node, Partition
 from clusters.models import Cluster, Membership, Namespace, store_capacity
+from core.limits import RateLimiter
+from core.models import RateBucket
+from core.runtime import process_state
 from jobs.actions import create_job
 from jobs.jobfile import JobSpec
 from jobs.models import Attempt, Job
@@ -97,3 +100,9 @@ def make_scenario() -> Scenario:
     Membership.objects.create(user=users["carol"], namespace=private, role="member")
     admin = User.objects.create_superuser("admin")
     return Scenario(cluster=cluster, lab=lab, private=private, admin=admin, **users)
+
+
+def refill_rate_limits() -> None:
+    """Start again with unused rate limits, in the table and in this process."""
+    RateBucket.objects.all().delete()
+    process_state.get(RateLimiter).clear()

@@ -10,14 +10,12 @@ import pytest
 from django.db import InterfaceError
 from django.test import Client
 from django.utils import timezone
-from rest_framework.exceptions import Throttled
 
+from accounts import sign_in_limits
 from accounts.models import ApiToken, User
 from accounts.tokens import create_token
-from accounts.web import sign_in
 from accounts.websockets import AuthenticatedConsumer
 from clusters.models import Membership
-from core.api.concurrency import ConcurrencyLimiter
 from core.errors import ActionRefused
 from jobs.job_templates import change_template, create_template, delete_template
 from tests.app.scenario import Scenario, make_spec
@@ -58,7 +56,7 @@ def test_username_spelling_variants_share_login_limit(
     client: Client, scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The form strips whitespace and normalizes full-width letters (NFKC): all of these are alice."""
-    monkeypatch.setattr(sign_in, "SIGN_INS_PER_NAME_PER_MINUTE", 1)
+    monkeypatch.setattr(sign_in_limits, "FAILURES_PER_NAME_AND_ADDRESS", 1)
     statuses = [
         client.post("/login", {"username": name, "password": "a guess"}).status_code
         for name in ("alice", " alice", "alice\t", "ａlice")
@@ -98,19 +96,6 @@ def test_read_token_can_revoke_only_itself(client: Client, scenario: Scenario) -
     assert write_token.revoked_at is None
     assert revoke(read_token, secret) == 204
     assert revoke(write_token, write_secret) == 204
-
-
-def test_concurrent_searches_are_limited_per_user() -> None:
-    """A search of a large log blocks one of the few remote I/O threads while it waits for the cluster."""
-    limiter = ConcurrencyLimiter()
-    with limiter.slot(2, "alice"), limiter.slot(2, "alice"), limiter.slot(2, "bob"):
-        with pytest.raises(Throttled), limiter.slot(2, "alice"):
-            pass
-        with limiter.slot(2, "bob"):
-            pass
-    with limiter.slot(2, "alice"), limiter.slot(2, "alice"):
-        pass
-    assert not limiter._in_progress
 
 
 def test_log_search_uses_concurrency_limit(

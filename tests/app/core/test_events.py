@@ -415,19 +415,21 @@ class TestSocket:
         assert await ws.receive_nothing(timeout=0.4)
         await ws.disconnect()
 
-    async def test_socket_above_the_limit_per_user_is_closed(
+    async def test_socket_above_the_limit_per_user_is_not_accepted(
         self, scenario: Scenario, settings: Any
     ) -> None:
         settings.SOCKETS_PER_PERSON = 3
         open_sockets = [await open_socket(scenario.alice) for _ in range(3)]
-        fourth = await open_socket(scenario.alice)
-        assert await read_close_code(fourth) == websockets.CLOSE_TOO_MANY
-        await fourth.disconnect()
+        fourth = make_communicator(await sync_to_async(session_of)(scenario.alice))
+        accepted, code = await fourth.connect(timeout=5)
+        assert (accepted, code) == (False, websockets.CLOSE_TOO_MANY)
         other = await open_socket(scenario.bob)
         assert (await read_frame(other))["type"] == "hello"
         for ws in (*open_sockets, other):
             await ws.disconnect()
-        assert scenario.alice.pk not in websockets._open_sockets
+        assert websockets.count_open_sockets() == 0
+        again = await open_socket(scenario.alice)
+        await again.disconnect()
 
     @pytest.mark.parametrize("since", ["-1", "x", "9" * 40, "99999999"])
     async def test_invalid_since_is_ignored_and_unknown_since_resets(

@@ -22,7 +22,6 @@ from clusters.errors import ConnectFailed
 from clusters.models import store_status
 from core import errors as job_errors
 from core import messages
-from core.api.throttle import rate_limit_buckets
 from core.messages import (
     _,
     deserialize,
@@ -37,7 +36,7 @@ from core.translation import translate
 from jobs.lifecycle.states import Reason
 from jobs.models import Job
 from jobs.web.clusters import translate_check_results
-from tests.app.scenario import Scenario, client_for
+from tests.app.scenario import Scenario, client_for, refill_rate_limits
 
 PROJECT = Path(__file__).resolve().parents[3]
 SOURCES = [
@@ -250,7 +249,7 @@ def alice(scenario: Scenario) -> Client:
 
 
 def post(client: Client, path: str, body: Any) -> Any:
-    rate_limit_buckets.clear()
+    refill_rate_limits()
     data = body if isinstance(body, str | bytes) else json.dumps(body)
     kind = "application/yaml" if isinstance(body, str) else "application/json"
     return client.post(f"/api/v1/{path}", data, content_type=kind)
@@ -365,7 +364,7 @@ BAD_REQUESTS: list[tuple[str, str, Any]] = [
 def test_request_errors_are_translated(alice: Client, scenario: Scenario) -> None:
     job_id = str(scenario.job().pk)
     for method, path, body in BAD_REQUESTS:
-        rate_limit_buckets.clear()
+        refill_rate_limits()
         url = "/api/v1/" + path.replace("{job}", job_id)
         data = body if isinstance(body, bytes) else json.dumps(body) if body is not None else ""
         response = alice.generic(method, url, data, content_type="application/json")

@@ -14,8 +14,8 @@ from django.conf import settings
 from django.test import Client
 from django.urls import reverse
 
+from accounts import sign_in_limits
 from accounts.models import User
-from accounts.web import sign_in
 from clusters.models import Cluster, store_status
 from gateway.settings import restrict_database_permissions
 
@@ -50,7 +50,7 @@ def test_wrong_password_shows_error_and_keeps_user_name(client: Client, alice: U
 def test_password_guesses_are_rate_limited(
     client: Client, alice: User, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sign_in, "SIGN_INS_PER_NAME_PER_MINUTE", 1)
+    monkeypatch.setattr(sign_in_limits, "FAILURES_PER_NAME_AND_ADDRESS", 1)
     statuses = [
         client.post(reverse("login"), {"username": "alice", "password": f"guess {n}"}).status_code
         for n in range(2)

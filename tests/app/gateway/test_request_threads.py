@@ -197,7 +197,9 @@ async def test_hanging_cluster_does_not_block_other_requests(
     release = threading.Event()
     monkeypatch.setattr("jobs.files.transport_for", lambda cluster, user: HangingTransport(release))
     job, session = await sync_to_async(job_and_session)()
-    with override_settings(WEB_THREADS=2, WEB_REMOTE_IO_THREADS=4):
+    with override_settings(
+        WEB_THREADS=2, WEB_REMOTE_IO_THREADS=4, CLUSTER_REQUESTS_PER_UNIX_USER=2
+    ):
         handler = ThreadedHandler()
         handler.load_middleware()
 
@@ -251,7 +253,9 @@ async def test_cancelled_download_is_closed_after_read() -> None:
             closed.set()
 
     request = ASGIRequest({**SCOPE, "headers": []}, io.BytesIO())
-    response = stream_attachment(request, chunks(), content_type="text/plain", filename="x")
+    response = stream_attachment(
+        request, chunks(), reader_key="1:alice", content_type="text/plain", filename="x"
+    )
 
     async def read() -> list[bytes]:
         return [chunk async for chunk in response]

@@ -118,7 +118,7 @@ def api_data(settings: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> A
         kind = "file" if path else "dir"
         if root == "output" and not for_owner:
             raise NotAllowed("Only the owner may read a job's output directory.")
-        return ResolvedPath(FakeFiles(), "/w/x", path, FileStat(5, 0.0, 0o600, kind))
+        return ResolvedPath(FakeFiles(), "/w/x", path, FileStat(5, 0.0, 0o600, kind), "1:alice")
 
     monkeypatch.setattr("jobs.api.files.resolve_path", resolve_path)
     return data

@@ -21,7 +21,6 @@ from django.utils import timezone
 from accounts.models import ApiToken
 from accounts.tokens import create_token, hash_secret
 from clusters.models import Cluster, Membership
-from core.api.throttle import RateLimitBuckets
 from jobs.models import CodeUpload, Job, JobTemplate
 from jobs.script.paths import AttemptPaths
 from jobs.script.render import RenderOptions
@@ -643,7 +642,7 @@ def test_last_use_is_recorded_at_most_once_a_minute(make_token_client: Any) -> N
 def test_basic_authentication_is_accepted_only_for_creating_tokens(
     scenario: Scenario, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("accounts.api.PASSWORD_CHECKS_PER_MINUTE", 3)
+    monkeypatch.setattr("accounts.sign_in_limits.FAILURES_PER_NAME_AND_ADDRESS", 3)
     scenario.alice.set_password("correct horse battery")
     scenario.alice.save()
     basic = {"authorization": "Basic YWxpY2U6Y29ycmVjdCBob3JzZSBiYXR0ZXJ5"}
@@ -675,15 +674,6 @@ def test_throttled_requests_get_retry_after(alice: Client, settings: Any) -> Non
     assert [response.status_code for response in results] == [200, 200, 200, 429, 429]
     assert 1 <= int(results[-1]["Retry-After"]) <= 20
     assert results[-1].json()["code"] == "throttled"
-
-
-def test_rate_limit_bucket_refills_continuously() -> None:
-    buckets = RateLimitBuckets()
-    assert [buckets.take("a", 60, now=0.0) for _ in range(60)] == [0.0] * 60
-    assert buckets.take("a", 60, now=0.0) == pytest.approx(1.0)
-    assert buckets.take("a", 60, now=0.5) == pytest.approx(0.5)
-    assert buckets.take("a", 60, now=1.1) == 0.0
-    assert buckets.take("b", 60, now=1.1) == 0.0
 
 
 # Job changes, language, docs, unknown URLs

@@ -345,14 +345,14 @@ class TestSocket:
     async def test_stream_survives_database_errors(
         self, log_data: LogData, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        real, failures = followers_module._find_ending, iter([True, True])
+        real, failures = followers_module._find_result, iter([True, True])
 
         def failing_check(*arguments: Any) -> Any:
             if next(failures, False):
                 raise OperationalError("server closed the connection unexpectedly")
             return real(*arguments)
 
-        monkeypatch.setattr(followers_module, "_find_ending", failing_check)
+        monkeypatch.setattr(followers_module, "_find_result", failing_check)
         log_data.write(b"before ")
         socket = await open_socket(log_data.scenario.alice, log_data.address)
         await asyncio.sleep(0.5)
@@ -368,7 +368,7 @@ class TestSocket:
         def failing_check(*arguments: Any) -> Any:
             raise KeyError("programming error")
 
-        monkeypatch.setattr(followers_module, "_find_ending", failing_check)
+        monkeypatch.setattr(followers_module, "_find_result", failing_check)
         socket = await open_socket(log_data.scenario.alice, log_data.address)
         assert await read_close_code(socket) == 1011
 

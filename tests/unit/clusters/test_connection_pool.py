@@ -10,7 +10,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from clusters.errors import AuthFailed, ClusterError, ConnectFailed, ConnectionLost
+from clusters.errors import (
+    AuthFailed,
+    ClusterError,
+    ConnectFailed,
+    ConnectionLost,
+    LoginFailed,
+)
 from clusters.transport import pool as pool_module
 from clusters.transport.channel import RemoteProgram
 from clusters.transport.pool import ConnectionPool, PoolOptions
@@ -171,6 +177,18 @@ def test_failed_connect_is_shared_during_backoff(pool: Pool, host: FakeHost) -> 
             pool.checkout(user)
         assert caught.value.detail == "why"
     assert host.attempts == 1
+
+
+def test_login_that_hangs_backs_off_only_that_user(pool: Pool, host: FakeHost) -> None:
+    """A start-up file that sleeps longer than the login's time limit is no failure of the host."""
+    host.failure = LoginFailed("alice's shell does not run commands")
+    with pytest.raises(LoginFailed):
+        pool.checkout("alice")
+    host.failure = None
+    assert pool.checkout("bob").connection.alive
+    with pytest.raises(LoginFailed):
+        pool.checkout("alice")
+    assert host.attempts == 2
 
 
 def test_login_failure_backs_off_only_that_user(pool: Pool, host: FakeHost) -> None:
