@@ -13,8 +13,7 @@ from django.conf import settings
 from django.db.models import Count
 from django.http import HttpRequest, HttpResponse, HttpResponseForbidden
 from django.utils import timezone
-from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_GET
+from django.views.decorators.http import require_safe
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -120,8 +119,7 @@ def can_read_metrics(request: HttpRequest) -> bool:
     return not proxied and request.META.get("REMOTE_ADDR") in ("127.0.0.1", "::1")
 
 
-@require_GET
-@never_cache
+@require_safe
 def metrics(request: HttpRequest) -> HttpResponse:
     if not can_read_metrics(request):
         return HttpResponseForbidden("Metrics need the bearer token of SLUICE_METRICS_TOKEN.\n")

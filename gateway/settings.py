@@ -108,7 +108,7 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
-    "core.web.headers.content_security_policy",
+    "core.web.headers.response_headers",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.locale.LocaleMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -244,6 +244,13 @@ CONTENT_SECURITY_POLICY = "; ".join(
         "frame-ancestors 'none'",
     )
 )
+
+# Cache-Control of the responses that may be stored, by the name of their URL pattern. All other responses are
+# `private, no-store` (`core.web.headers`), except static files, whose policy WhiteNoise sets.
+CACHEABLE_VIEWS = {
+    # The texts of the scripts, the same for everyone with the same language. The browser asks with If-None-Match.
+    "i18n": "private, no-cache",
+}
 
 # --- API ------------------------------------------------------------------------------------
 

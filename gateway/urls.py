@@ -5,11 +5,16 @@ from __future__ import annotations
 from django.contrib import admin
 from django.contrib.auth.views import LogoutView
 from django.urls import URLPattern, URLResolver, include, path
+from django.views.decorators.http import conditional_page, require_safe
 from django.views.i18n import JavaScriptCatalog
 
 from accounts.web import profile, sign_in
 from gateway import health
 from gateway.prometheus import metrics
+
+catalog_view = JavaScriptCatalog.as_view(
+    packages=["core", "accounts", "clusters", "jobs", "gateway"]
+)
 
 urlpatterns: list[URLPattern | URLResolver] = [
     # The API comes first: Django tries the patterns in order, and most requests are API requests.
@@ -24,7 +29,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("preferences", sign_in.set_preferences, name="preferences"),
     path(
         "i18n.js",
-        JavaScriptCatalog.as_view(packages=["core", "accounts", "clusters", "jobs", "gateway"]),
+        require_safe(conditional_page(catalog_view)),
         name="i18n",
     ),
     path("healthz", health.healthz, name="healthz"),
