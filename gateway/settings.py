@@ -70,12 +70,18 @@ def load_secret_key() -> str:
             "(openssl rand -base64 48), the same for every web and engine process; "
             "or set SLUICE_DEMO=1 to try Sluice on one machine."
         )
-    path = SLUICE_HOME / "secret_key"
+    return load_demo_secret("secret_key")
+
+
+def load_demo_secret(name: str) -> str:
+    """Return the content of the file SLUICE_HOME/name; the first call creates it with random content and mode 0600."""
+    path = SLUICE_HOME / name
     if not path.exists():
         SLUICE_HOME.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "w") as file:
-            file.write(secrets.token_urlsafe(48))
+        with contextlib.suppress(FileExistsError):  # another process of the demo created it
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "w") as file:
+                file.write(secrets.token_urlsafe(48))
     return path.read_text()
 
 
@@ -325,8 +331,12 @@ SOCKET_RECHECK_S = env_int("SLUICE_SOCKET_RECHECK_S", 10)
 
 # --- metrics --------------------------------------------------------------------------------
 
-# Bearer token for `/metrics`. Requests from loopback and from administrators need no token.
+# Bearer token for `/metrics` and the details of `/readyz`. Administrators need no token. Without one in the environment,
+# the demo creates a token in a file.
 METRICS_TOKEN = os.environ.get("SLUICE_METRICS_TOKEN", "")
+METRICS_TOKEN_FILE = SLUICE_HOME / "metrics_token"
+if DEMO and not TESTING and not METRICS_TOKEN:
+    METRICS_TOKEN = load_demo_secret(METRICS_TOKEN_FILE.name)
 
 # --- logs: one JSON object per line, each with a field `action` -------------------------------
 
