@@ -6,6 +6,7 @@ from django.contrib import admin
 from django.contrib.auth.views import LogoutView
 from django.urls import URLPattern, URLResolver, include, path
 from django.views.decorators.http import conditional_page, require_safe
+from django.views.generic import RedirectView
 from django.views.i18n import JavaScriptCatalog
 
 from accounts.web import profile, sign_in
@@ -36,6 +37,8 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("readyz", health.readyz, name="readyz"),
     path("metrics", metrics, name="metrics"),
     path("admin/login/", sign_in.admin_sign_in),
+    # Django's own form neither limits guesses of the old password nor offers to revoke the tokens.
+    path("admin/password_change/", RedirectView.as_view(pattern_name="password_change")),
     path("admin/", admin.site.urls),
 ]
 
