@@ -17,7 +17,7 @@ from django.urls import reverse
 from accounts.models import User
 from accounts.web import sign_in
 from clusters.models import Cluster, store_status
-from gateway.settings import restrict_database_permissions
+from gateway.database import restrict_database_permissions
 
 PROJECT = Path(__file__).resolve().parents[3]
 
