@@ -72,5 +72,5 @@ def _is_missing_table(error: Exception) -> bool:
     if not isinstance(error, OperationalError | ProgrammingError):
         return False
     # PostgreSQL: undefined_table, undefined_column.
-    code = getattr(error.__cause__, "sqlstate", "")
+    code = getattr(error.__cause__, "pgcode", "")
     return code in ("42P01", "42703") or str(error).startswith(("no such table", "no such column"))

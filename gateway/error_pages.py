@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+
+from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.template.loader import render_to_string
@@ -37,10 +40,18 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    """Render a page without database and context processors, because these may have caused the error."""
+    """Render a page without database and context processors, because these may have caused the error.
+
+    If the database was unavailable or did not answer in time, the response is 503, as in the API.
+    """
     if problems.is_api_request(request):
         return problems.problem_for_status(500)
-    return HttpResponse(render_to_string("500.html"), status=500)
+    # Django calls this view while it handles the exception.
+    unavailable = isinstance(sys.exception(), OperationalError | InterfaceError)
+    page = render_to_string("500.html", {"unavailable": unavailable})
+    if not unavailable:
+        return HttpResponse(page, status=500)
+    return HttpResponse(page, status=503, headers={"Retry-After": str(problems.RETRY_AFTER_S)})
 
 
 def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:

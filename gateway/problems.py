@@ -121,8 +121,8 @@ def is_database_timeout(error: BaseException | None) -> bool:
     """Whether the database cancelled a statement after its time limit (`gateway.database`)."""
     if not isinstance(error, OperationalError):
         return False
-    # psycopg has the code of PostgreSQL; sqlite3 reports a lock only in the text.
-    code = getattr(error.__cause__, "sqlstate", "")
+    # psycopg2 has the code of PostgreSQL; sqlite3 reports a lock only in the text.
+    code = getattr(error.__cause__, "pgcode", "")
     return code in POSTGRES_TIMEOUT_CODES or "database is locked" in str(error)
 
 
