@@ -21,12 +21,26 @@ if TYPE_CHECKING:
 else:
     BaseUserAdmin, PasswordForm = DjangoUserAdmin, AdminPasswordChangeForm
 
-# Only superusers may change these fields, with which a person could give themselves every permission.
-PRIVILEGE_FIELDS = ("is_superuser", "is_staff", "groups", "user_permissions")
+# Only superusers may change these fields. With the user name a person could take over a Unix user, because clusters map
+# people to Unix users of the same name; with the others a person could give themselves every permission.
+PRIVILEGE_FIELDS = ("username", "is_superuser", "is_staff", "groups", "user_permissions")
 
 admin.site.site_header = _("Sluice administration")
 admin.site.site_title = _("Sluice")
 admin.site.index_title = _("Clusters, namespaces and people")
+
+
+class ChangedBySuperusers:
+    """Mixin of admin classes for rows that grant rights: staff with permissions may see them, superusers change them."""
+
+    def has_add_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return request.user.is_superuser
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return request.user.is_superuser
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return request.user.is_superuser
 
 
 class ResetPasswordForm(PasswordForm):
@@ -83,6 +97,10 @@ class UserAdmin(BaseUserAdmin):
         fields = super().get_readonly_fields(request, obj)
         return fields if request.user.is_superuser else (*fields, *PRIVILEGE_FIELDS)
 
+    def has_add_permission(self, request: HttpRequest) -> bool:
+        """Only superusers, because the name of an account decides about its Unix user."""
+        return request.user.is_superuser
+
     def has_change_permission(self, request: HttpRequest, obj: User | None = None) -> bool:
         return super().has_change_permission(request, obj) and _may_manage(request, obj)
 
@@ -109,14 +127,5 @@ admin.site.unregister(Group)
 
 
 @admin.register(Group)
-class GroupAdmin(DjangoGroupAdmin):
-    """Only superusers may change groups, because groups grant permissions."""
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        return request.user.is_superuser
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return request.user.is_superuser
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        return request.user.is_superuser
+class GroupAdmin(ChangedBySuperusers, DjangoGroupAdmin):
+    """Groups grant permissions."""

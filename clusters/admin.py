@@ -6,6 +6,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from django.contrib import admin, messages
+from django.core.exceptions import PermissionDenied
 from django.db.models import Count, QuerySet
 from django.http import HttpRequest
 from django.utils import timezone
@@ -14,7 +15,7 @@ from django.utils.safestring import SafeString
 from django.utils.timesince import timesince
 from django.utils.translation import gettext_lazy as _
 
-from accounts.admin import UserAdmin
+from accounts.admin import ChangedBySuperusers, UserAdmin
 from accounts.models import User
 from clusters.forms import ClusterForm, NamespaceForm
 from clusters.models import (
@@ -50,13 +51,36 @@ else:
     MembershipTabularInline = UnixAccountTabularInline = SizeTabularInline = admin.TabularInline
 
 
-class MembershipInline(MembershipTabularInline):
+def _is_own(request: HttpRequest, obj: Any) -> bool:
+    """Whether a membership, or the account whose inline it is, belongs to the signed-in person, if not a superuser."""
+    if request.user.is_superuser:
+        return False
+    person = (
+        obj.user_id if isinstance(obj, Membership) else obj.pk if isinstance(obj, User) else None
+    )
+    return bool(person == request.user.pk)
+
+
+class NotOwnMembership:
+    """Mixin: staff with permissions may change the roles of others, but not their own."""
+
+    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return super().has_change_permission(request, obj) and not _is_own(request, obj)  # type: ignore[misc]
+
+    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
+        return super().has_delete_permission(request, obj) and not _is_own(request, obj)  # type: ignore[misc]
+
+
+class MembershipInline(NotOwnMembership, MembershipTabularInline):
     model = Membership
     extra = 0
     autocomplete_fields = ("user", "namespace")
 
+    def has_add_permission(self, request: HttpRequest, obj: Any) -> bool:
+        return super().has_add_permission(request, obj) and not _is_own(request, obj)
 
-class UnixAccountInline(UnixAccountTabularInline):
+
+class UnixAccountInline(ChangedBySuperusers, UnixAccountTabularInline):
     model = UnixAccount
     extra = 0
     autocomplete_fields = ("user", "cluster")
@@ -120,7 +144,9 @@ class StatusInline(StatusStackedInline):
 
 
 @admin.register(Cluster)
-class ClusterAdmin(ClusterModelAdmin):
+class ClusterAdmin(ChangedBySuperusers, ClusterModelAdmin):
+    """Paths of programs, images and keys of a cluster decide what runs as every person."""
+
     form = ClusterForm
     list_display = ("name", "title", "enabled", "where", "runtime", "health", "namespace_count")
     list_filter = ("enabled", "runtime")
@@ -184,7 +210,9 @@ class ClusterAdmin(ClusterModelAdmin):
             .annotate(namespaces_total=Count("namespaces"))
         )
 
-    @admin.action(description=_("Check the connection to the selected clusters"))
+    @admin.action(
+        description=_("Check the connection to the selected clusters"), permissions=["change"]
+    )
     def check_connection(self, request: HttpRequest, queryset: QuerySet[Cluster]) -> None:
         """Run the doctor and show the first failure; all results are stored and shown on the cluster's page."""
         # Imported here, because it imports the SSH library, which most manage.py commands do not need.
@@ -233,7 +261,9 @@ class ClusterAdmin(ClusterModelAdmin):
 
 
 @admin.register(Namespace)
-class NamespaceAdmin(NamespaceModelAdmin):
+class NamespaceAdmin(ChangedBySuperusers, NamespaceModelAdmin):
+    """Settings of a namespace are limits and the default image, as on the page of the namespace."""
+
     form = NamespaceForm
     list_display = (
         "name",
@@ -291,16 +321,24 @@ class NamespaceAdmin(NamespaceModelAdmin):
 
 
 @admin.register(Membership)
-class MembershipAdmin(MembershipModelAdmin):
+class MembershipAdmin(NotOwnMembership, MembershipModelAdmin):
     list_display = ("user", "namespace", "role")
     list_filter = ("role", "namespace")
     list_select_related = ("user", "namespace")
     search_fields = ("user__username", "user__email", "namespace__name")
     autocomplete_fields = ("user", "namespace")
 
+    def save_model(self, request: HttpRequest, obj: Membership, form: Any, change: bool) -> None:
+        # The permissions above know the stored row; the form may name another person.
+        if _is_own(request, obj):
+            raise PermissionDenied
+        super().save_model(request, obj, form, change)
+
 
 @admin.register(UnixAccount)
-class UnixAccountAdmin(UnixAccountModelAdmin):
+class UnixAccountAdmin(ChangedBySuperusers, UnixAccountModelAdmin):
+    """A row decides as which Unix user Sluice acts for a person."""
+
     list_display = ("user", "cluster", "unix_user", "uid")
     list_filter = ("cluster",)
     list_select_related = ("user", "cluster")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
+from django.db import InterfaceError, OperationalError
 from django.http import HttpRequest, HttpResponse
 from django.http.response import HttpResponseBase
 from django.shortcuts import render
@@ -42,10 +44,18 @@ def not_found(request: HttpRequest, exception: Exception) -> HttpResponse:
 
 
 def server_error(request: HttpRequest) -> HttpResponse:
-    """Render a page without database and context processors, because these may have caused the error."""
+    """Render a page without database and context processors, because these may have caused the error.
+
+    If the database was unavailable or did not answer in time, the response is 503, as in the API.
+    """
     if problems.is_api_request(request):
         return problems.problem_for_status(500)
-    return HttpResponse(render_to_string("500.html"), status=500)
+    # Django calls this view while it handles the exception.
+    unavailable = isinstance(sys.exception(), OperationalError | InterfaceError)
+    page = render_to_string("500.html", {"unavailable": unavailable})
+    if not unavailable:
+        return HttpResponse(page, status=500)
+    return HttpResponse(page, status=503, headers={"Retry-After": str(problems.RETRY_AFTER_S)})
 
 
 def csrf_failure(request: HttpRequest, reason: str = "") -> HttpResponse:

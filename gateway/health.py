@@ -9,8 +9,7 @@ from django.db import DatabaseError, connection
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.utils import timezone
 from django.utils.translation import gettext as _
-from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_GET
+from django.views.decorators.http import require_safe
 
 from clusters.models import ClusterStatus
 from gateway.prometheus import can_read_metrics
@@ -20,15 +19,13 @@ from gateway.prometheus import can_read_metrics
 STALE_AFTER = timedelta(seconds=60)
 
 
-@require_GET
-@never_cache
+@require_safe
 def healthz(request: HttpRequest) -> HttpResponse:
     """Report that this process responds. Checks nothing else, because restarting it would not repair other failures."""
     return HttpResponse("ok\n", content_type="text/plain")
 
 
-@require_GET
-@never_cache
+@require_safe
 def readyz(request: HttpRequest) -> JsonResponse:
     """Report whether the database, the engine and every enabled cluster work.
 

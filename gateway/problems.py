@@ -41,6 +41,7 @@ logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 5  # for responses with status 503
 API_PATH_PREFIX = "/api/"
+POSTGRES_TIMEOUT_CODES = ("57014", "55P03")  # query_canceled, lock_not_available
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +114,19 @@ def find_problem_type(error: BaseException) -> ProblemType | None:
         has_entry = code == error.default_code and type(error) in PROBLEM_TYPES
         if isinstance(code, str) and not has_entry:
             return ProblemType(error.status_code, code)
+    if is_database_timeout(error):
+        return ProblemType(503, "database_timeout")
     entries = (PROBLEM_TYPES.get(base) for base in type(error).__mro__)
     return next((entry for entry in entries if entry is not None), None)
+
+
+def is_database_timeout(error: BaseException | None) -> bool:
+    """Whether the database cancelled a statement after its time limit (`gateway.database`)."""
+    if not isinstance(error, OperationalError):
+        return False
+    # psycopg2 has the code of PostgreSQL; sqlite3 reports a lock only in the text.
+    code = getattr(error.__cause__, "pgcode", "")
+    return code in POSTGRES_TIMEOUT_CODES or "database is locked" in str(error)
 
 
 def problem_response(
@@ -204,6 +216,7 @@ def _detail_text(error: Exception, problem_type: ProblemType) -> str:
         "too_large": _("The request body is too large for this URL."),
         "body_cut_off": _("The request body is incomplete. Send it again."),
         "database_unavailable": _("The database is unavailable. Try again soon."),
+        "database_timeout": _("The database did not answer in time. Try again, or ask for less."),
     }
     return sentences.get(problem_type.code) or str(error) or _("The request could not be parsed.")
 

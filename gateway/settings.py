@@ -11,38 +11,16 @@ import contextlib
 import os
 import secrets
 import sys
-import tempfile
 from pathlib import Path
+from zoneinfo import available_timezones
 
-import dj_database_url
 from django.core.exceptions import ImproperlyConfigured
 from django.utils.translation import gettext_lazy as _
 
+from gateway.database import build_database_settings, restrict_database_permissions
+from gateway.environment import env_choice, env_flag, env_int, env_list
+
 BASE_DIR = Path(__file__).resolve().parent.parent
-
-
-def env_flag(name: str, default: bool = False) -> bool:
-    value = os.environ.get(name, "").strip().lower()
-    if not value:
-        return default
-    if value in ("1", "true", "yes", "on"):
-        return True
-    if value in ("0", "false", "no", "off"):
-        return False
-    raise ImproperlyConfigured(f"{name} must be 1 or 0; it is {value!r}.")
-
-
-def env_int(name: str, default: int) -> int:
-    value = os.environ.get(name, "").strip()
-    try:
-        return int(value) if value else default
-    except ValueError:
-        raise ImproperlyConfigured(f"{name} must be a whole number; it is {value!r}.") from None
-
-
-def env_list(name: str, default: str = "") -> list[str]:
-    return [item.strip() for item in os.environ.get(name, default).split(",") if item.strip()]
-
 
 SLUICE_HOME = Path(os.environ.get("SLUICE_HOME") or BASE_DIR / "var")
 # Also true under mypy, because its Django plugin imports the settings.
@@ -70,13 +48,24 @@ def load_secret_key() -> str:
             "(openssl rand -base64 48), the same for every web and engine process; "
             "or set SLUICE_DEMO=1 to try Sluice on one machine."
         )
-    path = SLUICE_HOME / "secret_key"
-    if not path.exists():
-        SLUICE_HOME.mkdir(parents=True, exist_ok=True, mode=0o700)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        with os.fdopen(handle, "w") as file:
-            file.write(secrets.token_urlsafe(48))
-    return path.read_text()
+    return load_demo_secret("secret_key")
+
+
+def load_demo_secret(name: str) -> str:
+    """Return the content of the file SLUICE_HOME/name; the first call creates it with random content and mode 0600."""
+    path = SLUICE_HOME / name
+    try:
+        if not path.exists():
+            SLUICE_HOME.mkdir(parents=True, exist_ok=True, mode=0o700)
+            with contextlib.suppress(FileExistsError):  # another process of the demo created it
+                handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+                with os.fdopen(handle, "w") as file:
+                    file.write(secrets.token_urlsafe(48))
+        return path.read_text()
+    except OSError as error:
+        raise ImproperlyConfigured(
+            f"SLUICE_HOME cannot be used: {path}: {error.strerror}."
+        ) from error
 
 
 SECRET_KEY = load_secret_key()
@@ -108,7 +97,7 @@ INSTALLED_APPS = [
 MIDDLEWARE = [
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
-    "core.web.headers.content_security_policy",
+    "core.web.headers.response_headers",
     "django.contrib.sessions.middleware.SessionMiddleware",
     "django.middleware.locale.LocaleMiddleware",
     "django.middleware.common.CommonMiddleware",
@@ -140,43 +129,9 @@ TEMPLATES = [
 
 # --- database -------------------------------------------------------------------------------
 
-DATABASES = {
-    "default": dj_database_url.parse(
-        os.environ.get("DATABASE_URL") or f"sqlite:///{SLUICE_HOME / 'db.sqlite3'}",
-        conn_max_age=60,
-        conn_health_checks=True,
-    )
-}
-
-
-def restrict_database_permissions(database: Path) -> None:
-    """Set mode 0600, because the file contains sessions and password hashes.
-
-    SQLite creates its -wal and -shm files with the mode of the database file.
-    """
-    # If the file cannot be created, the first query reports it; commands without queries still work.
-    with contextlib.suppress(OSError):
-        database.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        os.close(os.open(database, os.O_RDWR | os.O_CREAT, 0o600))
-        if database.stat().st_mode & 0o077:
-            database.chmod(0o600)
-
-
-if DATABASES["default"]["ENGINE"] == "django.db.backends.sqlite3":
-    DATABASES["default"]["ENGINE"] = "core.sqlite"
-    if not TESTING:
-        restrict_database_permissions(Path(DATABASES["default"]["NAME"]))
-    # With WAL, readers do not wait for a writer. IMMEDIATE takes the write lock at the start of a transaction: a second
-    # writer waits there, instead of failing with "database is locked" at its first write.
-    DATABASES["default"]["OPTIONS"] = {
-        "timeout": 30,
-        "transaction_mode": "IMMEDIATE",
-        "init_command": "PRAGMA journal_mode=WAL; PRAGMA synchronous=NORMAL;",
-    }
-    # The tests use a file as well: threads share an in-memory database with table locks, which fail without waiting.
-    DATABASES["default"]["TEST"] = {
-        "NAME": f"{tempfile.gettempdir()}/sluice-test-{os.getpid()}.sqlite3"
-    }
+DATABASES = {"default": build_database_settings(SLUICE_HOME)}
+if DATABASES["default"]["ENGINE"] == "core.sqlite" and not TESTING:
+    restrict_database_permissions(Path(DATABASES["default"]["NAME"]))
 
 AUTH_USER_MODEL = "accounts.User"
 AUTH_PASSWORD_VALIDATORS = [
@@ -194,6 +149,8 @@ LANGUAGE_CODE = "en"
 LANGUAGES = [("en", _("English")), ("zh-hans", _("Simplified Chinese"))]
 LOCALE_PATHS = [BASE_DIR / "locale"]
 TIME_ZONE = os.environ.get("SLUICE_TIME_ZONE", "UTC")
+if TIME_ZONE not in available_timezones():
+    raise ImproperlyConfigured(f"SLUICE_TIME_ZONE is not a known time zone: {TIME_ZONE!r}.")
 USE_TZ = True
 
 # --- static files ---------------------------------------------------------------------------
@@ -250,22 +207,31 @@ CONTENT_SECURITY_POLICY = "; ".join(
     )
 )
 
+# Cache-Control of the responses that may be stored, by the name of their URL pattern. All other responses are
+# `private, no-store` (`core.web.headers`), except static files, whose policy WhiteNoise sets.
+CACHEABLE_VIEWS = {
+    # The texts of the scripts, the same for everyone with the same language. The browser asks with If-None-Match.
+    "i18n": "private, no-cache",
+}
+
 # --- API ------------------------------------------------------------------------------------
 
-API_MAX_BODY_BYTES = env_int("SLUICE_API_MAX_BODY_BYTES", 2 * 1024 * 1024)
+API_MAX_BODY_BYTES = env_int("SLUICE_API_MAX_BODY_BYTES", 2 * 1024 * 1024, minimum=1)
 # Requests of a person per minute, counted across the web processes. All requests of a minute may come at once.
-API_READS_PER_MINUTE = env_int("SLUICE_API_READS_PER_MINUTE", 3000)
-API_WRITES_PER_MINUTE = env_int("SLUICE_API_WRITES_PER_MINUTE", 600)
+API_READS_PER_MINUTE = env_int("SLUICE_API_READS_PER_MINUTE", 3000, minimum=1)
+API_WRITES_PER_MINUTE = env_int("SLUICE_API_WRITES_PER_MINUTE", 600, minimum=1)
 # Requests of a person in progress at once, across the web processes: planning (plan, submit, check, save a template),
 # uploads, and requests that wait for a cluster (files, logs).
-PLANS_PER_PERSON = env_int("SLUICE_PLANS_PER_PERSON", 2)
-UPLOADS_PER_PERSON = env_int("SLUICE_UPLOADS_PER_PERSON", 2)
-CLUSTER_REQUESTS_PER_PERSON = env_int("SLUICE_CLUSTER_REQUESTS_PER_PERSON", 6)
+PLANS_PER_PERSON = env_int("SLUICE_PLANS_PER_PERSON", 2, minimum=1)
+UPLOADS_PER_PERSON = env_int("SLUICE_UPLOADS_PER_PERSON", 2, minimum=1)
+CLUSTER_REQUESTS_PER_PERSON = env_int("SLUICE_CLUSTER_REQUESTS_PER_PERSON", 6, minimum=1)
 # The same per Unix user of a cluster, whoever sends the requests: its logins may be slow.
-CLUSTER_REQUESTS_PER_UNIX_USER = env_int("SLUICE_CLUSTER_REQUESTS_PER_UNIX_USER", 4)
-API_TOKEN_MAX_DAYS = env_int("SLUICE_API_TOKEN_MAX_DAYS", 366)
+CLUSTER_REQUESTS_PER_UNIX_USER = env_int("SLUICE_CLUSTER_REQUESTS_PER_UNIX_USER", 4, minimum=1)
+API_TOKEN_MAX_DAYS = env_int("SLUICE_API_TOKEN_MAX_DAYS", 366, minimum=1)
 # The lifetime of a token if the request contains none. Limited here, because page and API do not check it again.
-API_TOKEN_DEFAULT_DAYS = min(env_int("SLUICE_API_TOKEN_DEFAULT_DAYS", 90), API_TOKEN_MAX_DAYS)
+API_TOKEN_DEFAULT_DAYS = min(
+    env_int("SLUICE_API_TOKEN_DEFAULT_DAYS", 90, minimum=1), API_TOKEN_MAX_DAYS
+)
 UPLOAD_DIR = Path(os.environ.get("SLUICE_UPLOAD_DIR") or SLUICE_HOME / "uploads")
 UPLOAD_MAX_BYTES = env_int("SLUICE_UPLOAD_MAX_BYTES", 1024**3)
 UPLOAD_MAX_UNPACKED_BYTES = env_int("SLUICE_UPLOAD_MAX_UNPACKED_BYTES", 8 * 1024**3)
@@ -307,17 +273,17 @@ SPECTACULAR_SETTINGS = {
 # Requests that run at the same time, and requests that wait for a cluster (files, logs) at the same time. Each has
 # a thread with its own database connection. More running threads would not be faster, because they compete for the
 # interpreter lock.
-WEB_THREADS = env_int("SLUICE_WEB_THREADS", 4)
-WEB_REMOTE_IO_THREADS = env_int("SLUICE_WEB_WAITING_THREADS", 12)
+WEB_THREADS = env_int("SLUICE_WEB_THREADS", 4, minimum=1)
+WEB_REMOTE_IO_THREADS = env_int("SLUICE_WEB_WAITING_THREADS", 12, minimum=1)
 # A request that runs longer is stopped at its next checkpoint (`core.cancellation`). Streamed responses may take longer.
-WEB_REQUEST_TIMEOUT_S = env_int("SLUICE_WEB_REQUEST_TIMEOUT_S", 60)
+WEB_REQUEST_TIMEOUT_S = env_int("SLUICE_WEB_REQUEST_TIMEOUT_S", 60, minimum=1)
 
 # --- clusters and engine --------------------------------------------------------------------
 
 # The private key of Sluice's SSH certificate authority. Created at the first use, with mode 0600.
 SSH_CA_KEY_FILE = Path(os.environ.get("SLUICE_SSH_CA_KEY") or SLUICE_HOME / "ssh" / "ca_key")
 # Default of the lowest UID of a new cluster. Sluice never acts as a Unix user with a lower UID.
-UID_FLOOR = env_int("SLUICE_UID_FLOOR", 1000)
+UID_FLOOR = env_int("SLUICE_UID_FLOOR", 1000, minimum=1)
 
 # After this many days the rows of deleted jobs, and events, are removed from the database.
 KEEP_DELETED_JOBS_DAYS = env_int("SLUICE_KEEP_DELETED_JOBS_DAYS", 30)
@@ -328,20 +294,25 @@ KEEP_UPLOADS_DAYS = env_int("SLUICE_KEEP_UPLOADS_DAYS", 90)
 # --- websockets -----------------------------------------------------------------------------
 
 # Open websockets of a person, across the web processes.
-SOCKETS_PER_PERSON = env_int("SLUICE_SOCKETS_PER_PERSON", 50)
+SOCKETS_PER_PERSON = env_int("SLUICE_SOCKETS_PER_PERSON", 50, minimum=1)
 # Websockets of one web process that are not authenticated yet.
-SOCKET_HANDSHAKES = env_int("SLUICE_SOCKET_HANDSHAKES", 256)
+SOCKET_HANDSHAKES = env_int("SLUICE_SOCKET_HANDSHAKES", 256, minimum=1)
 # Interval at which an open websocket checks that its person is still signed in and still has the permission.
-SOCKET_RECHECK_S = env_int("SLUICE_SOCKET_RECHECK_S", 10)
+SOCKET_RECHECK_S = env_int("SLUICE_SOCKET_RECHECK_S", 10, minimum=1)
 
 # --- metrics --------------------------------------------------------------------------------
 
-# Bearer token for `/metrics`. Requests from loopback and from administrators need no token.
+# Bearer token for `/metrics` and the details of `/readyz`. Administrators need no token. Without one in the environment,
+# the demo creates a token in a file.
 METRICS_TOKEN = os.environ.get("SLUICE_METRICS_TOKEN", "")
+METRICS_TOKEN_FILE = SLUICE_HOME / "metrics_token"
+if DEMO and not TESTING and not METRICS_TOKEN:
+    METRICS_TOKEN = load_demo_secret(METRICS_TOKEN_FILE.name)
 
 # --- logs: one JSON object per line, each with a field `action` -------------------------------
 
-LOG_FORMAT = os.environ.get("SLUICE_LOG_FORMAT", "plain" if DEMO else "json")
+LOG_FORMAT = env_choice("SLUICE_LOG_FORMAT", "plain" if DEMO else "json", ("json", "plain"))
+LOG_LEVEL = env_choice("SLUICE_LOG_LEVEL", "INFO", ("DEBUG", "INFO", "WARNING", "ERROR"))
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
@@ -354,7 +325,7 @@ LOGGING = {
         "plain": {"format": "%(asctime)s %(levelname)-7s %(name)s: %(message)s"},
     },
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": LOG_FORMAT}},
-    "root": {"handlers": ["stderr"], "level": os.environ.get("SLUICE_LOG_LEVEL", "INFO")},
+    "root": {"handlers": ["stderr"], "level": LOG_LEVEL},
     "loggers": {
         # At INFO, paramiko logs each connection and channel. Its failures raise exceptions, which Sluice logs.
         "paramiko": {"level": "WARNING"},

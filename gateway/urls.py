@@ -5,12 +5,17 @@ from __future__ import annotations
 from django.contrib import admin
 from django.contrib.auth.views import LogoutView
 from django.urls import URLPattern, URLResolver, include, path
+from django.views.decorators.http import conditional_page, require_safe
 from django.views.generic import RedirectView
 from django.views.i18n import JavaScriptCatalog
 
 from accounts.web import profile, sign_in
 from gateway import front_views, health
 from gateway.prometheus import metrics
+
+catalog_view = JavaScriptCatalog.as_view(
+    packages=["core", "accounts", "clusters", "jobs", "gateway"]
+)
 
 urlpatterns: list[URLPattern | URLResolver] = [
     # The API comes first: Django tries the patterns in order, and most requests are API requests.
@@ -25,7 +30,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("preferences", sign_in.set_preferences, name="preferences"),
     path(
         "i18n.js",
-        JavaScriptCatalog.as_view(packages=["core", "accounts", "clusters", "jobs", "gateway"]),
+        require_safe(conditional_page(catalog_view)),
         name="i18n",
     ),
     path("healthz", health.healthz, name="healthz"),
@@ -33,7 +38,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("metrics", metrics, name="metrics"),
     path("front/authenticate", front_views.AuthenticateView.as_view(), name="front-authenticate"),
     path("admin/login/", sign_in.admin_sign_in),
-    # The admin's own form checks the old password without a limit.
+    # Django's own form neither limits guesses of the old password nor offers to revoke the tokens.
     path("admin/password_change/", RedirectView.as_view(pattern_name="password_change")),
     path("admin/", admin.site.urls),
 ]

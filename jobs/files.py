@@ -149,11 +149,22 @@ def _resolve_directory(job: Job, attempt: Attempt, root: str) -> str:
     return directory
 
 
-def list_files(resolved: ResolvedPath) -> list[DirEntry]:
+def require_directory(resolved: ResolvedPath) -> None:
     if resolved.stat.kind != "dir":
         raise InvalidValue(
             _("%(path)s is not a directory.", path=resolved.path or _("This")), path=resolved.path
         )
+
+
+def require_file(resolved: ResolvedPath) -> None:
+    if resolved.stat.kind != "file":
+        raise InvalidValue(
+            _("%(path)s is not a file.", path=resolved.path or _("This")), path=resolved.path
+        )
+
+
+def list_files(resolved: ResolvedPath) -> list[DirEntry]:
+    require_directory(resolved)
     return [
         entry
         for entry in resolved.transport.list_dir(resolved.real_path)
@@ -164,10 +175,7 @@ def list_files(resolved: ResolvedPath) -> list[DirEntry]:
 def read_file(
     resolved: ResolvedPath, *, offset: int = 0, limit: int | None = None
 ) -> Iterator[bytes]:
-    if resolved.stat.kind != "file":
-        raise InvalidValue(
-            _("%(path)s is not a file.", path=resolved.path or _("This")), path=resolved.path
-        )
+    require_file(resolved)
     return resolved.transport.read_stream(resolved.real_path, offset, limit)
 
 

@@ -20,7 +20,6 @@ from django.urls import reverse, reverse_lazy
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
-from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_http_methods, require_POST
 
@@ -71,7 +70,7 @@ class ProfileForm(UserModelForm):
         add_form_css_classes(self)
 
 
-@require_http_methods(["GET", "POST"])
+@require_http_methods(["GET", "HEAD", "POST"])
 @login_required
 def profile_page(request: HttpRequest) -> HttpResponse:
     user = cast("User", request.user)
@@ -152,8 +151,7 @@ class TokenForm(forms.Form):
         add_form_css_classes(self)
 
 
-@require_http_methods(["GET", "POST"])
-@never_cache
+@require_http_methods(["GET", "HEAD", "POST"])
 @sensitive_post_parameters()
 @login_required
 def tokens_page(request: HttpRequest) -> HttpResponse:

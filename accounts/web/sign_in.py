@@ -13,7 +13,6 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.urls import reverse
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.utils.translation import check_for_language
-from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST
 
 from accounts.models import User
@@ -64,7 +63,6 @@ class SignInView(LoginView):
         return response
 
 
-@never_cache
 def admin_sign_in(request: HttpRequest) -> HttpResponse:
     """Redirect to Sluice's login page. Replaces the login page of the admin site, which has no rate limit."""
     if request.user.is_authenticated:

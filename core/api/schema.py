@@ -8,7 +8,7 @@ from typing import Annotated, Any, NotRequired, TypedDict
 
 from django.http import HttpRequest, HttpResponse
 from django.utils import translation
-from django.views.decorators.http import require_GET
+from django.views.decorators.http import require_safe
 from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.utils import OpenApiResponse
 
@@ -72,7 +72,7 @@ def render_schema() -> str:
     return json.dumps(document)
 
 
-@require_GET
+@require_safe
 def schema_view(request: HttpRequest) -> HttpResponse:
     """`GET /api/v1/schema`. Needs no authentication, because the document contains no data of people."""
     return HttpResponse(render_schema(), content_type="application/vnd.oai.openapi+json")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import zlib
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import Future
 from urllib.parse import quote
 
@@ -25,6 +25,11 @@ class RangeNotSatisfiable(APIException):
     default_code = "range_not_satisfiable"
 
 
+def open_body(request: Request, open_chunks: Callable[[], Iterator[bytes]]) -> Iterator[bytes]:
+    """Return the chunks of a download; none for HEAD, without a call of `open_chunks`, which starts the transfer."""
+    return iter(()) if request.method == "HEAD" else open_chunks()
+
+
 def stream_attachment(
     request: HttpRequest,
     chunks: Iterator[bytes],
@@ -42,7 +47,6 @@ def stream_attachment(
     response = StreamingHttpResponse(body, content_type=content_type)
     response["Content-Disposition"] = f"attachment; filename*=UTF-8''{quote(filename)}"
     response["X-Content-Type-Options"] = "nosniff"
-    response["Cache-Control"] = "private, no-store"
     return response
 
 

@@ -12,8 +12,6 @@ from typing import Any
 
 from django.db.backends.sqlite3 import base
 
-# A thread that did not get the lock within this time begins its transaction without it, as Django's backend does.
-WRITE_LOCK_TIMEOUT_S = 30.0
 _write_lock = threading.Lock()
 
 
@@ -24,7 +22,10 @@ class DatabaseWrapper(base.DatabaseWrapper):
 
     def _start_transaction_under_autocommit(self) -> None:
         if not self._holds_write_lock:
-            self._holds_write_lock = _write_lock.acquire(timeout=WRITE_LOCK_TIMEOUT_S)
+            # A thread that did not get the lock within SQLite's busy timeout begins its transaction without it, as
+            # Django's backend does.
+            timeout_s = self.settings_dict["OPTIONS"]["timeout"]
+            self._holds_write_lock = _write_lock.acquire(timeout=timeout_s)
         try:
             super()._start_transaction_under_autocommit()  # type: ignore[misc]
         except BaseException:

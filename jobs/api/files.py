@@ -18,7 +18,7 @@ from accounts.requests import authenticated_user
 from core.api.responses import json_response
 from core.api.schema import problem_responses
 from core.api.shapes import format_timestamp, serializer_of
-from core.api.streams import parse_range, set_range_headers, stream_attachment
+from core.api.streams import open_body, parse_range, set_range_headers, stream_attachment
 from jobs import files
 from jobs.api import shapes
 from jobs.api.filters import ATTEMPT_PARAMETER, QueryParser
@@ -106,9 +106,12 @@ class JobFileDownloadView(APIView):
     )
     def get(self, request: Request, id: uuid.UUID) -> HttpResponseBase:
         with _resolve_requested_path(request, id) as (_attempt, _root, resolved):
+            files.require_file(resolved)
             size = resolved.stat.size
             start, end = parse_range(request, size)
-            chunks = files.read_file(resolved, offset=start, limit=end - start)
+            chunks = open_body(
+                request, lambda: files.read_file(resolved, offset=start, limit=end - start)
+            )
         response = stream_attachment(
             request._request,
             chunks,
@@ -134,7 +137,8 @@ class JobFilesTarView(APIView):
     )
     def get(self, request: Request, id: uuid.UUID) -> HttpResponseBase:
         with _resolve_requested_path(request, id) as (attempt, root, resolved):
-            chunks = files.stream_tar(resolved)
+            files.require_directory(resolved)
+            chunks = open_body(request, lambda: files.stream_tar(resolved))
         name = _make_printable(posixpath.basename(resolved.path)) or f"{id}-{attempt.number}-{root}"
         return stream_attachment(
             request._request,

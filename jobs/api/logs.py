@@ -19,7 +19,13 @@ from core import errors as core_errors
 from core.api.responses import json_response
 from core.api.schema import problem_responses
 from core.api.shapes import serializer_of
-from core.api.streams import gzip_stream, parse_range, set_range_headers, stream_attachment
+from core.api.streams import (
+    gzip_stream,
+    open_body,
+    parse_range,
+    set_range_headers,
+    stream_attachment,
+)
 from jobs.api import shapes
 from jobs.api.filters import ATTEMPT_PARAMETER, QueryParser
 from jobs.logs.reading import (
@@ -175,14 +181,14 @@ class LogReadView(APIView):
         if "Range" in request.headers:
             return _build_download_response(request, log)
         with _slot(request, log):
-            part = read_log(log, offset=offset, limit=limit)
+            part = read_log(log, offset=offset, limit=limit, with_data=request.method != "HEAD")
         response = HttpResponse(part.data, content_type=_OCTET_STREAM)
+        response["Content-Length"] = str(part.end - part.offset)
         response["X-Log-Offset"] = str(part.offset)
         response["X-Log-Size"] = str(part.size)
         response["X-Log-Complete"] = "1" if part.complete else "0"
         response["X-Log-Attempt"] = str(log.attempt.number)
         response["Accept-Ranges"] = "bytes"
-        response["Cache-Control"] = "private, no-store"
         return response
 
 
@@ -211,7 +217,7 @@ class LogDownloadView(APIView):
         with _slot(request, log):
             # Raises an error if the file does not exist; after the response has started it would be too late.
             get_log_size(log.transport(), log.path)
-            chunks = stream_log(log)
+            chunks = open_body(request, lambda: stream_log(log))
         return stream_attachment(
             request._request,
             gzip_stream(chunks),
@@ -226,7 +232,7 @@ def _build_download_response(request: Request, log: Log) -> HttpResponseBase:
         size = get_log_size(log.transport(), log.path)
         start, end = parse_range(request, size)
         # The log may grow during the download: send only as many bytes as the headers announce.
-        chunks = stream_log(log, offset=start, limit=end - start)
+        chunks = open_body(request, lambda: stream_log(log, offset=start, limit=end - start))
     response = stream_attachment(
         request._request,
         chunks,

@@ -77,6 +77,7 @@ class Log:
 @dataclass(frozen=True, slots=True)
 class LogChunk:
     offset: int
+    end: int  # offset after the last byte
     size: int
     data: bytes
     complete: bool  # the task has ended and this chunk reaches the end of the log
@@ -187,8 +188,11 @@ def resolve_offset(offset: int, size: int) -> int:
     return max(0, size + offset) if offset < 0 else offset
 
 
-def read_log(log: Log, *, offset: int, limit: int) -> LogChunk:
-    """Read at most `limit` bytes from `offset`. Raises RemoteFileMissing if there is no file."""
+def read_log(log: Log, *, offset: int, limit: int, with_data: bool = True) -> LogChunk:
+    """Read at most `limit` bytes from `offset`. Raises RemoteFileMissing if there is no file.
+
+    Without data, the bytes are not read and the chunk describes those that would be read now.
+    """
     # Find the result before the size. If the task ends between the two, this read reports the log as incomplete
     # and the next one reports it as complete; bytes written at the end are not missed.
     result = find_writer_result(log)
@@ -200,12 +204,15 @@ def read_log(log: Log, *, offset: int, limit: int) -> LogChunk:
             raise
         size = 0
     start = resolve_offset(offset, size)
-    data = transport.read_at(log.path, start, min(limit, MAX_READ_BYTES)) if start < size else b""
-    end = start + len(data)
+    limit = min(limit, MAX_READ_BYTES)
+    if with_data and start < size:
+        data = transport.read_at(log.path, start, limit)
+        end = start + len(data)
+    else:
+        data, end = b"", max(start, min(size, start + limit))
     # The file may have grown between stat and read: report at least the size that was read.
-    return LogChunk(
-        start, max(size, end) if data else size, data, complete=result is not None and end >= size
-    )
+    size = max(size, end) if data else size
+    return LogChunk(start, end, size, data, complete=result is not None and end >= size)
 
 
 def get_log_size(transport: Transport, path: str) -> int:

@@ -18,7 +18,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils.translation import gettext_lazy as _
 from django.utils.translation import pgettext_lazy
-from django.views.decorators.http import require_GET
+from django.views.decorators.http import require_safe
 
 from clusters.access import namespaces_administered_by
 from core.models import Event
@@ -102,7 +102,7 @@ def load_page(rows: QuerySet[Row], before_id: int | None) -> tuple[list[Row], in
     return page, page[-1].pk if len(rows_and_next) > PAGE_SIZE else None
 
 
-@require_GET
+@require_safe
 @login_required
 def audit(request: HttpRequest) -> HttpResponse:
     if not administers_any_namespace(request.user):

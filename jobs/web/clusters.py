@@ -19,7 +19,7 @@ from django.shortcuts import get_object_or_404, render
 from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
-from django.views.decorators.http import require_GET, require_POST
+from django.views.decorators.http import require_POST, require_safe
 
 from clusters.capacity import Capacity, Node
 from clusters.doctor import CHECK_TITLES
@@ -91,7 +91,7 @@ def filter_nodes(capacity: Capacity, request: HttpRequest) -> list[Node]:
     ]
 
 
-@require_GET
+@require_safe
 @login_required
 def capacity_page(request: HttpRequest) -> HttpResponse:
     usages = list_cluster_usage(request.user)
@@ -141,7 +141,7 @@ def describe_cluster_health(cluster: Cluster, status: ClusterStatus | None) -> d
     return {"level": "good", "message": _("The cluster responds.")}
 
 
-@require_GET
+@require_safe
 @staff_only
 def cluster_list(request: HttpRequest) -> HttpResponse:
     live_jobs = Job.objects.filter(state__in=LIVE_STATE_VALUES).values("cluster_id").order_by()
@@ -177,7 +177,7 @@ def translate_check_results(status: ClusterStatus | None) -> list[dict[str, Any]
     ]
 
 
-@require_GET
+@require_safe
 @staff_only
 def cluster_detail(request: HttpRequest, name: str) -> HttpResponse:
     cluster = get_object_or_404(Cluster.objects.select_related("status"), name=name)

@@ -11,7 +11,7 @@ from django.db.models import Count, Q, QuerySet, Sum
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 from django.utils import timezone
-from django.views.decorators.http import require_GET
+from django.views.decorators.http import require_safe
 
 from clusters.access import namespaces_visible_to, roles_of
 from clusters.capacity import Capacity, Node
@@ -152,13 +152,13 @@ def build_home_context(request: HttpRequest) -> dict[str, Any]:
     }
 
 
-@require_GET
+@require_safe
 @login_required
 def home(request: HttpRequest) -> HttpResponse:
     return render(request, "home/home.html", build_home_context(request))
 
 
-@require_GET
+@require_safe
 @login_required
 def home_live(request: HttpRequest) -> HttpResponse:
     return render(request, "home/live.html", build_home_context(request))

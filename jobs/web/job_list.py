@@ -18,7 +18,7 @@ from django.utils import timezone
 from django.utils.cache import patch_vary_headers
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
-from django.views.decorators.http import require_GET, require_POST
+from django.views.decorators.http import require_POST, require_safe
 from rest_framework.exceptions import ValidationError
 
 from clusters.models import Membership
@@ -141,7 +141,7 @@ def parse_ids(texts: list[str]) -> list[uuid.UUID]:
     return ids
 
 
-@require_GET
+@require_safe
 @login_required
 def job_list(request: HttpRequest) -> HttpResponse:
     job_filter, scope, problems = parse_job_filter(request)
@@ -176,7 +176,7 @@ def job_list(request: HttpRequest) -> HttpResponse:
     return response
 
 
-@require_GET
+@require_safe
 @login_required
 def job_rows(request: HttpRequest) -> HttpResponse:
     """Render the rows of the jobs with the given ids. The page fetches them after events."""

@@ -16,7 +16,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy
-from django.views.decorators.http import require_GET, require_POST
+from django.views.decorators.http import require_POST, require_safe
 
 from clusters.forms import format_time_limit
 from core import messages as core_messages
@@ -153,7 +153,7 @@ def build_timeline(job: Job) -> list[dict[str, Any]]:
     return entries[::-1]
 
 
-@require_GET
+@require_safe
 @login_required
 def job_page(request: HttpRequest, job_id: uuid.UUID) -> HttpResponse:
     context = build_live_context(request, job_id)
@@ -184,7 +184,7 @@ def job_page(request: HttpRequest, job_id: uuid.UUID) -> HttpResponse:
     return render(request, "jobs/job.html", context)
 
 
-@require_GET
+@require_safe
 @login_required
 def job_live(request: HttpRequest, job_id: uuid.UUID) -> HttpResponse:
     return render(request, "jobs/job_live.html", build_live_context(request, job_id))

@@ -20,7 +20,7 @@ from django.http import Http404, HttpRequest, HttpResponse, HttpResponseRedirect
 from django.shortcuts import render
 from django.urls import reverse
 from django.utils.translation import gettext as _
-from django.views.decorators.http import require_GET, require_http_methods, require_POST
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from clusters.access import namespaces_administered_by, namespaces_visible_to
 from clusters.forms import NamespaceForm
@@ -96,7 +96,7 @@ def log_change(by: User, namespace: Namespace, action_flag: int, message: str) -
     )
 
 
-@require_GET
+@require_safe
 @login_required
 def namespace_list(request: HttpRequest) -> HttpResponse:
     """List the user's namespaces. Only a namespace's administrators can open it."""
@@ -123,7 +123,7 @@ def get_administered_namespace(request: HttpRequest, pk: int) -> Namespace:
     return namespace
 
 
-@require_http_methods(["GET", "POST"])
+@require_http_methods(["GET", "HEAD", "POST"])
 @login_required
 def new_namespace(request: HttpRequest) -> HttpResponse:
     if not request.user.is_superuser:
@@ -140,7 +140,7 @@ def new_namespace(request: HttpRequest) -> HttpResponse:
     return render(request, "clusters/namespace.html", context)
 
 
-@require_http_methods(["GET", "POST"])
+@require_http_methods(["GET", "HEAD", "POST"])
 @login_required
 def namespace_detail(request: HttpRequest, pk: int) -> HttpResponse:
     namespace = get_administered_namespace(request, pk)

@@ -21,7 +21,7 @@ from django.urls import reverse
 from django.utils import timezone
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, pgettext
-from django.views.decorators.http import require_GET, require_POST
+from django.views.decorators.http import require_POST, require_safe
 
 from clusters.access import can_submit, namespaces_submittable_by, namespaces_visible_to
 from clusters.capacity import Capacity
@@ -98,7 +98,7 @@ def list_ace_urls() -> list[str]:
     return [static(f"vendor/ace/{name}") for name in ACE_FILES]
 
 
-@require_GET
+@require_safe
 @login_required
 def submit_page(request: HttpRequest) -> HttpResponse:
     user = cast("User", request.user)

@@ -21,7 +21,7 @@ from django.shortcuts import render
 from django.urls import reverse
 from django.utils.translation import gettext as _
 from django.utils.translation import ngettext, pgettext_lazy
-from django.views.decorators.http import require_GET, require_http_methods, require_POST
+from django.views.decorators.http import require_http_methods, require_POST, require_safe
 
 from clusters.access import namespaces_submittable_by, namespaces_visible_to
 from clusters.errors import ClusterError
@@ -80,7 +80,7 @@ def current_user(request: HttpRequest) -> User:
 # --- the list -------------------------------------------------------------------------------------------
 
 
-@require_GET
+@require_safe
 @login_required
 def template_list(request: HttpRequest) -> HttpResponse:
     user = current_user(request)
@@ -243,7 +243,7 @@ def _parse_parameter(row: Mapping[str, Any]) -> TemplateParameter:
     )
 
 
-@require_http_methods(["GET", "POST"])
+@require_http_methods(["GET", "HEAD", "POST"])
 @login_required
 def template_new(request: HttpRequest) -> HttpResponse:
     user = current_user(request)
@@ -288,7 +288,7 @@ def _build_initial_form_data(request: HttpRequest, user: User) -> TemplateFormDa
     return TemplateFormData(name=name, text=dump_document(document, "yaml"))
 
 
-@require_http_methods(["GET", "POST"])
+@require_http_methods(["GET", "HEAD", "POST"])
 @login_required
 def template_edit(request: HttpRequest, template_id: uuid.UUID) -> HttpResponse:
     user = current_user(request)
@@ -406,7 +406,7 @@ def template_check(request: HttpRequest) -> HttpResponse:
 # --- the form for parameter values ----------------------------------------------------------------------------------------------------
 
 
-@require_http_methods(["GET", "POST"])
+@require_http_methods(["GET", "HEAD", "POST"])
 @login_required
 def template_use(request: HttpRequest, template_id: uuid.UUID) -> HttpResponse:
     """Show the form for the values of the template's parameters.

@@ -71,3 +71,5 @@ class Command(BaseCommand):
             is_valid = name in passwords and user.check_password(passwords[name])
             self.stdout.write(f"  {name:8} {passwords[name] if is_valid else '(password changed)'}")
         self.stdout.write(f"(kept in {path})")
+        if settings.METRICS_TOKEN_FILE.exists():
+            self.stdout.write(f"Bearer token of /metrics: {settings.METRICS_TOKEN_FILE}")

@@ -318,6 +318,91 @@ def test_staff_cannot_edit_privileged_users(staff_client: Client, privilege: str
     assert not other.has_usable_password()
 
 
+@pytest.fixture
+def delegate_client(client: Client, populated_namespace: Namespace) -> Client:
+    """A staff user with every permission, but not a superuser."""
+    user = User.objects.create_user("delegate", is_staff=True)
+    user.user_permissions.set(Permission.objects.all())
+    client.force_login(user)
+    return client
+
+
+def test_staff_change_nothing_that_decides_about_unix_users(delegate_client: Client) -> None:
+    """The program paths of a cluster, Unix accounts, user names and default images would give the rights of others."""
+    bob = User.objects.get(username="bob")
+    UnixAccount.objects.all().delete()
+    account = UnixAccount.objects.create(user=bob, cluster=Cluster.objects.get(), unix_user="bob")
+    for row in (Cluster.objects.get(), Namespace.objects.get(), account):
+        name = f"admin:{row._meta.app_label}_{row._meta.model_name}"
+        assert delegate_client.get(reverse(f"{name}_change", args=[row.pk])).status_code == 200
+        for url in (
+            reverse(f"{name}_add"),
+            reverse(f"{name}_change", args=[row.pk]),
+            reverse(f"{name}_delete", args=[row.pk]),
+        ):
+            assert delegate_client.post(url, {"post": "yes"}).status_code == 403, url
+    assert delegate_client.get(reverse("admin:accounts_user_add")).status_code == 403
+    me = User.objects.get(username="delegate")
+    url = reverse("admin:accounts_user_change", args=[me.pk])
+    form = account_form(me, **EMPTY_INLINES, username="alice", first_name="D")
+    assert delegate_client.post(url, form).status_code == 302
+    me.refresh_from_db()
+    assert (me.username, me.first_name) == ("delegate", "D")
+    check = {"action": "check_connection", "_selected_action": [str(Cluster.objects.get().pk)]}
+    delegate_client.post(reverse("admin:clusters_cluster_changelist"), check)
+    assert len(ClusterStatus.objects.get().doctor["lines"]) == 1  # as before
+
+
+def test_staff_cannot_give_themselves_a_role(delegate_client: Client) -> None:
+    me, bob = User.objects.get(username="delegate"), User.objects.get(username="bob")
+    namespace = Namespace.objects.get()
+    Membership.objects.all().delete()
+
+    def save(url: str, user: User) -> int:
+        form = {"user": user.pk, "namespace": namespace.pk, "role": "admin"}
+        return delegate_client.post(url, form).status_code
+
+    add_url = reverse("admin:clusters_membership_add")
+    assert save(add_url, me) == 403
+    assert save(add_url, bob) == 302
+    change_url = reverse("admin:clusters_membership_change", args=[Membership.objects.get().pk])
+    assert save(change_url, me) == 403
+    inline = {
+        **EMPTY_INLINES,
+        "memberships-TOTAL_FORMS": "1",
+        "memberships-0-user": str(me.pk),
+        "memberships-0-namespace": str(namespace.pk),
+        "memberships-0-role": "admin",
+    }
+    url = reverse("admin:accounts_user_change", args=[me.pk])
+    delegate_client.post(url, account_form(me, **inline))
+    assert list(Membership.objects.values_list("user__username", flat=True)) == ["bob"]
+    own = Membership.objects.create(user=me, namespace=namespace, role="viewer")
+    for page in ("change", "delete"):
+        url = reverse(f"admin:clusters_membership_{page}", args=[own.pk])
+        assert delegate_client.post(url, {"post": "yes", "role": "admin"}).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "accounts/user/?password__startswith=a",
+        "accounts/user/?api_tokens__digest__startswith=a",
+        "clusters/membership/?user__password__startswith=a",
+        "clusters/namespace/?members__password__startswith=a",
+        "clusters/unixaccount/?user__api_tokens__digest__startswith=a",
+    ],
+)
+def test_secrets_cannot_be_guessed_with_filters(delegate_client: Client, query: str) -> None:
+    assert delegate_client.get(f"/admin/{query}").status_code == 400
+
+
+def test_admin_password_change_is_the_page_of_sluice(sysadmin: Client) -> None:
+    """Django's form in the admin site would not count wrong passwords."""
+    response = sysadmin.post("/admin/password_change/", {"old_password": "guess"})
+    assert (response.status_code, response["Location"]) == (302, reverse("password_change"))
+
+
 @pytest.mark.parametrize("how", ["reset", "deactivated", "console"])
 def test_password_reset_or_deactivation_revokes_tokens(
     sysadmin: Client, how: str, monkeypatch: pytest.MonkeyPatch
