@@ -149,26 +149,26 @@ class BenchServer:
     def stop(self) -> None:
         self.server.terminate()
         self.server.wait()
-        shutil.rmtree(self.home)
+        shutil.rmtree(self.home, ignore_errors=True)
 
 
-def _build_environment(home: Path) -> dict[str, str]:
+def _build_environment(home: Path, database_url: str = "") -> dict[str, str]:
     return {
         **os.environ,
         "SLUICE_HOME": str(home),
         "SLUICE_DEMO": "1",
         "SLUICE_LOG_LEVEL": "ERROR",
-        "DATABASE_URL": "",
+        "DATABASE_URL": database_url,
         "DJANGO_SETTINGS_MODULE": "gateway.settings",
         "PYTHONPATH": str(PROJECT_DIR),
         "SLUICE_API_READS_PER_MINUTE": "10000000",
     }
 
 
-def _run_in_subprocess(home: Path, *argv: str) -> Any:
+def _run_in_subprocess(home: Path, *argv: str, database_url: str = "") -> Any:
     result = subprocess.run(
         [sys.executable, "-m", "devtools.benchmarks.api", *argv],
-        env=_build_environment(home),
+        env=_build_environment(home, database_url),
         cwd=PROJECT_DIR,
         stdout=subprocess.PIPE,
         check=True,
@@ -176,14 +176,26 @@ def _run_in_subprocess(home: Path, *argv: str) -> Any:
     return json.loads(result.stdout)
 
 
-def start_server(count: int) -> BenchServer:
-    """Start a server on a new database with `count` jobs."""
+def fill_database(count: int, database_url: str = "") -> tuple[Path, dict[str, Any]]:
+    """Fill a new database with `count` jobs. Return the server's directory, and the tokens and job ids for BenchServer."""
     home = Path(tempfile.mkdtemp(prefix="sluice-bench-"))
-    seeded = _run_in_subprocess(home, "seed", str(count))
+    return home, _run_in_subprocess(home, "seed", str(count), database_url=database_url)
+
+
+def start_server(count: int) -> BenchServer:
+    """Start a server on a new SQLite database with `count` jobs."""
+    home, seeded = fill_database(count)
+    return launch(home, seeded)
+
+
+def launch(
+    home: Path, seeded: dict[str, Any], *options: str, database_url: str = ""
+) -> BenchServer:
+    """Start `manage.py serve --no-engine OPTIONS` and wait until it responds."""
     port = free_port()
     server = subprocess.Popen(
-        [sys.executable, "manage.py", "serve", "--no-engine", "--port", str(port)],
-        env=_build_environment(home),
+        [sys.executable, "manage.py", "serve", "--no-engine", "--port", str(port), *options],
+        env=_build_environment(home, database_url),
         cwd=PROJECT_DIR,
         stdout=subprocess.DEVNULL,
     )
