@@ -8,3 +8,11 @@ class CoreConfig(AppConfig):
     name = "core"
     verbose_name = _("Events")
     default_auto_field = "django.db.models.BigAutoField"
+
+    def ready(self) -> None:
+        from core.api.idempotency import select_expired_keys
+        from core.events.records import select_expired_events
+        from core.housekeeping import register_expired_rows
+
+        register_expired_rows("events", select_expired_events)
+        register_expired_rows("idempotency keys", select_expired_keys)

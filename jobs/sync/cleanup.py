@@ -1,6 +1,7 @@
-"""The passes that delete rows, files on the cluster and uploads.
+"""The passes that delete files on the cluster and uploads.
 
-They delete what people have marked as deleted, and what is older than the retention settings allow.
+They delete what people have marked as deleted, and what is older than the retention settings allow. Rows are deleted by
+`core.housekeeping`; this module selects those of deleted jobs.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ import shlex
 from datetime import timedelta
 
 from django.conf import settings
-from django.db.models import Q
+from django.db.models import Exists, OuterRef, Q, QuerySet
 from django.utils import timezone
 
 from clusters.connections import transport_for
 from clusters.passes import Pass
-from core.events.records import delete_events_of, purge_events_before
+from core.models import Event
 from jobs.events import SUBJECT
-from jobs.models import Attempt, Job
+from jobs.models import Attempt, Job, JobQuerySet
 from jobs.store.uploads import clean_up_uploads
 
 logger = logging.getLogger(__name__)
@@ -25,11 +26,10 @@ logger = logging.getLogger(__name__)
 CLEANUP_INTERVAL_S = 60.0
 UPLOAD_CLEANUP_INTERVAL_S = 24 * 3600.0
 DIRECTORIES_PER_RUN = 50
-ROWS_PER_RUN = 500
 
 
 class DeletedJobsPass(Pass):
-    """Removes the files of deleted jobs, rows of jobs deleted KEEP_DELETED_JOBS_DAYS ago, and old events."""
+    """Removes the files of deleted jobs whose owners requested that."""
 
     name = "remove_files"
     initial_delay_s = 5.0
@@ -38,24 +38,8 @@ class DeletedJobsPass(Pass):
         return CLEANUP_INTERVAL_S
 
     def run(self) -> bool:
-        try:
-            self._remove_files()
-        finally:
-            self._purge_rows()  # also if the cluster is unreachable
+        self._remove_files()
         return False
-
-    def _purge_rows(self) -> None:
-        now = timezone.now()
-        with self.context.lease.fenced_transaction():
-            expired = Job.objects.filter(
-                Q(remove_files=False) | Q(files_removed=True),
-                cluster=self.context.cluster,
-                deleted_at__lt=now - timedelta(days=settings.KEEP_DELETED_JOBS_DAYS),
-            )
-            job_ids = list(expired.values_list("pk", flat=True)[:ROWS_PER_RUN])
-            Job.objects.filter(pk__in=job_ids).delete()
-            delete_events_of(SUBJECT, job_ids)
-            purge_events_before(now - timedelta(days=settings.KEEP_EVENTS_DAYS))
 
     def _remove_files(self) -> None:
         """Remove the directories of deleted jobs whose owners requested that, as the owners' Unix users."""
@@ -117,3 +101,24 @@ class UploadsPass(Pass):
         if removed:
             logger.info("%s uploads deleted", removed, extra={"action": "uploads_removed"})
         return False
+
+
+# -- rows for housekeeping -----------------------------------------------------------------------------
+
+
+def _select_deleted_long_ago() -> JobQuerySet:
+    cutoff = timezone.now() - timedelta(days=settings.KEEP_DELETED_JOBS_DAYS)
+    return Job.objects.filter(
+        Q(remove_files=False) | Q(files_removed=True), deleted_at__lt=cutoff
+    ).order_by("deleted_at")
+
+
+def select_events_of_expired_jobs() -> QuerySet[Event]:
+    job_ids = _select_deleted_long_ago().order_by().values("pk")
+    return Event.objects.filter(subject_type=SUBJECT, subject_id__in=job_ids)
+
+
+def select_expired_jobs() -> JobQuerySet:
+    """Select jobs whose events are deleted already: one job may have more events than a batch."""
+    events = Event.objects.filter(subject_type=SUBJECT, subject_id=OuterRef("pk"))
+    return _select_deleted_long_ago().filter(~Exists(events))
