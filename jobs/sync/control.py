@@ -23,6 +23,7 @@ from clusters.errors import ClusterError, CommandFailed
 from clusters.passes import Pass, PassContext
 from clusters.slurm import JobRecord
 from clusters.slurm.client import SlurmClient
+from clusters.slurm.time_limits import SlurmLimits
 from core.events.records import Actor
 from core.messages import msg, serialize
 from jobs.changes import Changes
@@ -160,18 +161,27 @@ class ControlPass(Pass):
             .select_related("job")
             .defer("script", "job__spec")[:TIME_LIMITS_PER_PASS]
         )
-        records = slurm.list_queue() if attempts else []
+        if not attempts:
+            return
+        records = slurm.list_queue()
+        # Read now: a limit may have been lowered since the person's request was checked.
+        limits = slurm.read_limits(users=sorted({attempt.unix_user for attempt in attempts}))
         for attempt in attempts:
             time_limit_s = attempt.job.wanted_time_limit_s or 0
-            self.context.stats.count_command("scontrol")
+            components = _find_components(records, attempt)
+            refusal = _check_time_limit(limits, components, time_limit_s)
+            if refusal:
+                self._save_time_limit_result(attempt, time_limit_s, [refusal], Actor.SLUICE)
+                continue
+            self.context.stats.count_command("scontrol", len(components))
             try:
-                refusals = _set_time_limit(slurm, records, attempt, time_limit_s)
+                refusals = _set_time_limit(slurm, components, time_limit_s)
             except CommandFailed as error:
-                refusals = (error.user_message,)
-            self._save_time_limit_result(attempt, time_limit_s, refusals)
+                refusals = [error.user_message]
+            self._save_time_limit_result(attempt, time_limit_s, refusals, Actor.SLURM)
 
     def _save_time_limit_result(
-        self, attempt: Attempt, time_limit_s: int, refusals: Sequence[str]
+        self, attempt: Attempt, time_limit_s: int, refusals: Sequence[str], refused_by: Actor
     ) -> None:
         with self.context.lease.fenced_transaction():
             changes = Changes()
@@ -184,10 +194,9 @@ class ControlPass(Pass):
                     "time limit: %s", refusals[0], extra={"action": "time_limit_rejected"}
                 )
                 refused = {"refused": serialize(refusals[0])}
-                changes.add_event(job, JobEventKind.TIME_LIMIT, refused, actor=Actor.SLURM)
+                changes.add_event(job, JobEventKind.TIME_LIMIT, refused, actor=refused_by)
             else:
-                # Slurm's time limits have a resolution of one minute.
-                changes.set_job_columns(job, time_limit_s=-(-time_limit_s // 60) * 60)
+                changes.set_job_columns(job, time_limit_s=_round_up_to_minutes(time_limit_s))
                 changes.add_event(job, JobEventKind.TIME_LIMIT)
             changes.write()
 
@@ -250,20 +259,49 @@ def _can_signal_script(attempt: Attempt) -> bool:
     )
 
 
-def _set_time_limit(
-    slurm: SlurmClient, records: Sequence[JobRecord], attempt: Attempt, time_limit_s: int
-) -> Sequence[str]:
-    """Set the time limit of every component of the attempt's Slurm job, and return Slurm's refusals."""
-    ids = [
-        record.raw_id
+def _find_components(records: Sequence[JobRecord], attempt: Attempt) -> list[JobRecord]:
+    """Find the records of the attempt's Slurm job: one, or one per component of a het job."""
+    return [
+        record
         for record in records
         if record.leader_id == attempt.slurm_job_id
         and record.work_dir == attempt.work_dir
         and record.user == attempt.unix_user
     ]
-    if not ids:
-        return (msg("control.slurm-no-such-job", "Slurm has no such job of this user."),)
+
+
+def _round_up_to_minutes(seconds: int) -> int:
+    """Round as Slurm does: its time limits have a resolution of one minute."""
+    return -(-seconds // 60) * 60
+
+
+def _check_time_limit(
+    limits: SlurmLimits, components: Sequence[JobRecord], time_limit_s: int
+) -> str:
+    """Return why the limit of these components may not be set; "" if it may.
+
+    Slurm does not check the limits for an operator. A limit below the present one is always allowed: Slurm would let the
+    owner set it.
+    """
+    if not components:
+        return msg("control.slurm-no-such-job", "Slurm has no such job of this user.")
+    seconds = _round_up_to_minutes(time_limit_s)
+    for record in components:
+        if record.time_limit_s is not None and seconds <= record.time_limit_s:
+            continue
+        longest = limits.longest_time(
+            partition=record.partition, qos=record.qos, account=record.account, user=record.user
+        )
+        if longest is not None and seconds > longest.seconds:
+            return longest.message
+    return ""
+
+
+def _set_time_limit(
+    slurm: SlurmClient, components: Sequence[JobRecord], time_limit_s: int
+) -> list[str]:
+    """Set the time limit of every component, and return Slurm's refusals."""
     refusals: list[str] = []
-    for slurm_job_id in ids:
-        refusals += slurm.set_time_limit(slurm_job_id, time_limit_s).refusals
+    for record in components:
+        refusals += slurm.set_time_limit(record.raw_id, time_limit_s).refusals
     return refusals
