@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 
 import pytest
 from django.db import connection
@@ -10,6 +12,7 @@ from django.utils import translation
 from pytest_django.plugin import DjangoDbBlocker
 
 from core.api.throttle import rate_limit_buckets
+from jobs.sync.owner_threads import OwnerThreads, _UserState
 from tests.app.scenario import Scenario, make_scenario
 
 
@@ -47,3 +50,20 @@ def reset_language() -> Iterator[None]:
 def reset_rate_limits() -> None:
     """Start each test with unused rate limits, which a process counts in memory."""
     rate_limit_buckets.clear()
+
+
+@pytest.fixture
+def inline_owner_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the work of `OwnerThreads` in the test's thread, which sees the test's transaction."""
+
+    def start(self: OwnerThreads, unix_user: str, work: Callable[[], None]) -> Future[None] | None:
+        state = self._users.setdefault(unix_user, _UserState())
+        if time.monotonic() < state.retry_at:
+            return None
+        self._run(unix_user, work)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    monkeypatch.setattr(OwnerThreads, "start", start)
+    monkeypatch.setattr("jobs.sync.owner_threads.close_old_connections", lambda: None)
