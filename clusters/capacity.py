@@ -55,6 +55,7 @@ class Partition:
     max_nodes_per_job: int | None = None
     allowed_accounts: tuple[str, ...] = ()  # empty: all
     allowed_qos: tuple[str, ...] = ()  # empty: all
+    qos: str = ""  # the QOS whose limits hold for all jobs of the partition
 
 
 @dataclass(frozen=True, slots=True)

@@ -274,4 +274,5 @@ def _build_partition(partition: Any) -> Partition:
         max_nodes_per_job=_parse_int(partition.max_nodes),
         allowed_accounts=_parse_allowed(partition.allowed_accounts),
         allowed_qos=_parse_allowed(partition.allowed_qos),
+        qos=partition.qos or "",
     )

@@ -1,4 +1,4 @@
-"""The engine's passes for a cluster apart from its jobs: capacity, accounting names, requested diagnostics."""
+"""The engine's passes apart from jobs: capacity, accounting names, requested diagnostics, expired rows."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from clusters import doctor
 from clusters.errors import ClusterError
 from clusters.models import Cluster, ClusterStatus, store_capacity, store_status
 from clusters.passes import Pass, PassContext
+from core.housekeeping import delete_expired_rows
 
 logger = logging.getLogger(__name__)
 
@@ -20,10 +21,19 @@ CAPACITY_INTERVAL_S = 15.0
 CAPACITY_RETRY_DELAY_S = 5.0
 ACCOUNTING_INTERVAL_S = 600.0
 DIAGNOSTICS_REQUEST_INTERVAL_S = 1.0
+HOUSEKEEPING_INTERVAL_S = 60.0
+# Time of one run, during which the other passes of the cluster wait, and the delay of the next run if rows are left.
+HOUSEKEEPING_BUDGET_S = 1.0
+HOUSEKEEPING_CONTINUE_S = 5.0
 
 
 def cluster_passes(context: PassContext) -> Sequence[Pass]:
-    return [DiagnosticsPass(context), CapacityPass(context), AccountingPass(context)]
+    return [
+        DiagnosticsPass(context),
+        CapacityPass(context),
+        AccountingPass(context),
+        HousekeepingPass(context),
+    ]
 
 
 class CapacityPass(Pass):
@@ -65,6 +75,35 @@ class AccountingPass(Pass):
         with self.context.lease.fenced_transaction():
             store_status(self.context.cluster, accounts=accounts, qos=qos, slurm_version=version)
         return True
+
+
+class HousekeepingPass(Pass):
+    """Deletes expired rows (`core.housekeeping`). They belong to no cluster: the leaders of all clusters delete them.
+
+    A batch is not part of a transaction that locks the lease, because the lease could not be renewed meanwhile. A leader
+    that loses the lease deletes at most one more batch, which its successor would delete as well.
+    """
+
+    name = "housekeeping"
+    initial_delay_s = 5.0
+    runs_while_disabled = True
+
+    def __init__(self, context: PassContext) -> None:
+        super().__init__(context)
+        self._has_more = False
+
+    def interval_s(self) -> float:
+        return HOUSEKEEPING_CONTINUE_S if self._has_more else HOUSEKEEPING_INTERVAL_S
+
+    def run(self) -> bool:
+        self._has_more = delete_expired_rows(
+            before_batch=self._check_lease, budget_s=HOUSEKEEPING_BUDGET_S
+        )
+        return False
+
+    def _check_lease(self) -> None:
+        with self.context.lease.fenced_transaction():
+            pass
 
 
 class DiagnosticsPass(Pass):

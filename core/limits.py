@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from django.db import DatabaseError, close_old_connections, connection
-from django.db.models import F, Value
+from django.db.models import F, QuerySet, Value
 from django.db.models.functions import Least
 from django.utils.crypto import salted_hmac
 
@@ -38,9 +38,9 @@ MAX_LOCAL_KEYS = 10_000
 # A process renews its rows at this interval; the others ignore rows that were not renewed for ROW_TTL_S.
 RENEW_INTERVAL_S = 10.0
 ROW_TTL_S = 30.0
-# All buckets are full after a minute without use, and a missing bucket counts as full.
+# All buckets are full after a minute without use, and a missing bucket counts as full. Much longer, because the clocks of
+# machines may differ.
 UNUSED_AFTER_S = 600.0
-DELETE_BATCH_ROWS = 1000
 
 
 def hashed_key(purpose: str, *parts: str) -> str:
@@ -354,15 +354,13 @@ def count_held(prefix: str) -> int:
     return process_state.get(ConcurrencyLimiter).count_held(prefix)
 
 
-def delete_unused_rows(max_rows: int = DELETE_BATCH_ROWS) -> int:
-    """Delete at most `max_rows` buckets that are full again, and as many expired counts. Return how many."""
-    deleted = 0
-    for model, column in ((RateBucket, "updated_at"), (AtOnceCount, "expires_at")):
-        table, key = model._meta.db_table, model._meta.pk.column
-        sql = f"""
-            DELETE FROM {table} WHERE {key} IN (
-                SELECT {key} FROM {table} WHERE {column} < {_now_sql()} - {UNUSED_AFTER_S!r} LIMIT %s)"""  # noqa: S608
-        with connection.cursor() as cursor:
-            cursor.execute(sql, [max_rows])
-            deleted += cursor.rowcount
-    return deleted
+def select_unused_buckets() -> QuerySet[RateBucket]:
+    """Return the buckets that are full again, for housekeeping."""
+    cutoff = time.time() - UNUSED_AFTER_S
+    return RateBucket.objects.filter(updated_at__lt=cutoff).order_by("updated_at")
+
+
+def select_expired_counts() -> QuerySet[AtOnceCount]:
+    """Return the rows of processes that ended long ago, for housekeeping."""
+    cutoff = time.time() - UNUSED_AFTER_S
+    return AtOnceCount.objects.filter(expires_at__lt=cutoff).order_by("expires_at")

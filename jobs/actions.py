@@ -20,6 +20,7 @@ from django.utils import timezone
 from clusters.access import can_submit
 from clusters.errors import ClusterError
 from clusters.models import Namespace, ResourceSpec, load_capacity, unix_user_for
+from clusters.slurm.time_limits import SlurmLimits
 from core.api.idempotency import get_or_create_for_key
 from core.errors import (
     ActionRefused,
@@ -391,6 +392,7 @@ def change_time_limit(*, job: Job, by: User, time_limit_s: int) -> Job:
                 ),
                 most=longest_s,
             )
+        _check_partition_limit(job, time_limit_s)
         if job.is_ended:
             raise InvalidTransition(
                 _(
@@ -414,6 +416,23 @@ def change_time_limit(*, job: Job, by: User, time_limit_s: int) -> Job:
             {"wantedTimeLimitS": time_limit_s, **build_state_data(job)},
         )
     return job
+
+
+def _check_partition_limit(job: Job, time_limit_s: int) -> None:
+    """Raise InvalidValue if a partition of the job allows no such limit, as far as the stored capacity tells.
+
+    The engine checks again before it changes the limit, with all limits that Slurm has then.
+    """
+    capacity = load_capacity(job.cluster)
+    is_lower = job.time_limit_s is not None and time_limit_s <= job.time_limit_s
+    if capacity is None or is_lower:
+        return
+    limits = SlurmLimits.build(capacity.partitions)
+    for partition in {group["partition"] for group in job.plan.get("groups", ())}:
+        # The QOS may replace the partition's limit; only the engine knows.
+        longest = None if job.plan.get("qos") else limits.longest_time(partition=partition)
+        if longest is not None and time_limit_s > longest.seconds:
+            raise InvalidValue(longest.message, most=longest.seconds)
 
 
 def update_job(

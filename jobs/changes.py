@@ -153,6 +153,7 @@ def apply_transition(
     A transition that a person requested has a `requested_event`. For others the event follows from the transition.
     """
     if attempt is not None:
+        _request_secret_files(changes, attempt, transition)
         reason = transition.attempt_reason
         reason_columns = {} if reason is None else _build_reason_columns(reason)
         changes.set_attempt_columns(attempt, **transition.attempt, **reason_columns)
@@ -177,6 +178,17 @@ def apply_transition(
         )
     else:
         _add_engine_event(changes, job, attempt, transition, old_state, changed_columns)
+
+
+def _request_secret_files(changes: Changes, attempt: Attempt, transition: Transition) -> None:
+    """Request that the files with secrets are written again if Slurm has requeued a started attempt.
+
+    The batch script may have removed them. The attempt waits again, or has started again since the last poll.
+    """
+    started_again = attempt.started_at != transition.attempt.get("started_at", attempt.started_at)
+    has_started = attempt.started_at is not None and attempt.phase == AttemptPhase.LIVE
+    if has_started and started_again and attempt.secret_files == Attempt.SecretFiles.PRESENT:
+        changes.set_attempt_columns(attempt, secret_files=Attempt.SecretFiles.WANTED)
 
 
 def _add_task_changes(

@@ -20,7 +20,7 @@ from core.messages import _
 from jobs.actions import load_spec
 from jobs.models import Attempt, Job
 from jobs.script.job_paths import JobIdentity, resolve_paths
-from jobs.script.paths import JOB_DIRECTORIES, OWNER_ONLY_NAMES, AttemptPaths
+from jobs.script.paths import JOB_DIRECTORIES, AttemptPaths, is_secret_path
 from jobs.script.render import RenderError, resolve_directories
 from jobs.store.archives import ArchiveRefused, check_entry_path
 from jobs.store.cluster_render_options import build_render_options
@@ -43,8 +43,6 @@ class ResolvedPath:
     path: str
     stat: FileStat
     reader_key: str  # of `core.remote_threads`
-    # Names of entries of this directory that the person may not read; they are omitted from lists.
-    hidden_names: tuple[str, ...] = ()
 
 
 def find_job_attempt(job: Job, number: int | None) -> Attempt:
@@ -61,8 +59,8 @@ def resolve_path(
 ) -> ResolvedPath:
     """Resolve a requested path on the cluster and check that it may be read.
 
-    `for_owner` allows paths that only the owner may read: the tasks' environment variables, the keys of SSH between
-    tasks, and directories that the job file names outside the job's own directories.
+    `for_owner` allows directories that the job file names outside the job's own directories. Nobody may read the files
+    with secrets: what is read leaves the cluster, and a token may be in other hands than the owner's login.
     Raises NotFound, NotAllowed, InvalidValue, RemoteFileMissing and other ClusterErrors.
     """
     try:
@@ -101,17 +99,16 @@ def resolve_path(
     # Check the resolved path too: the directory may be a symbolic link to a directory elsewhere.
     if not for_owner and not _is_shared(real_base, real_work_dir):
         raise _not_the_owner()
-    private_names = () if for_owner else OWNER_ONLY_NAMES
-    if any(_is_within(real_path, posixpath.join(real_work_dir, name)) for name in private_names):
-        raise NotAllowed(_("Only the owner may read a job's variables and keys."))
-    hidden_names = private_names if real_path == real_work_dir else ()
+    if is_secret_path(real_path):
+        raise NotAllowed(
+            _("The files with a job's secrets and keys cannot be read through Sluice.")
+        )
     return ResolvedPath(
         transport,
         real_path,
         relative_path,
         transport.stat(real_path),
         f"{attempt.cluster_id}:{attempt.unix_user}",
-        hidden_names,
     )
 
 
@@ -165,10 +162,15 @@ def require_file(resolved: ResolvedPath) -> None:
 
 def list_files(resolved: ResolvedPath) -> list[DirEntry]:
     require_directory(resolved)
+    return _list_readable(resolved.transport, resolved.real_path)
+
+
+def _list_readable(transport: Transport, real_path: str) -> list[DirEntry]:
+    """List a directory without the files with secrets."""
     return [
         entry
-        for entry in resolved.transport.list_dir(resolved.real_path)
-        if entry.name not in resolved.hidden_names
+        for entry in transport.list_dir(real_path)
+        if not is_secret_path(posixpath.join(real_path, entry.name))
     ]
 
 
@@ -213,7 +215,7 @@ def _stream_tar_entries(
 
 def _list_or_empty(transport: Transport, path: str) -> list[DirEntry]:
     try:
-        return transport.list_dir(path)
+        return _list_readable(transport, path)
     except RemoteFileError:
         return []
 

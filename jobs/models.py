@@ -283,6 +283,13 @@ class Attempt(models.Model):
         ENDED = AttemptPhase.ENDED.value, _("ended")
         REFUSED = AttemptPhase.REFUSED.value, _("refused")
 
+    class SecretFiles(models.TextChoices):
+        """Files with secrets in the attempt's directory (`jobs.script.paths.SECRET_NAMES`)."""
+
+        NONE = "", _("none")
+        PRESENT = "present", _("present")  # they may exist: written, or about to be written
+        WANTED = "wanted", _("to be written again")  # Slurm has requeued the attempt
+
     job = models.ForeignKey(
         Job, on_delete=models.CASCADE, related_name="attempts", verbose_name=_("job")
     )
@@ -321,6 +328,13 @@ class Attempt(models.Model):
     # The tasks' state files are read while the job is watched, and a last time (`tasks_final`) after the attempt's end.
     tasks_read_at = models.DateTimeField(_("tasks read"), null=True, blank=True)
     tasks_final = models.BooleanField(_("tasks final"), default=False)
+    secret_files = models.CharField(
+        _("files with secrets"),
+        max_length=7,
+        choices=SecretFiles.choices,
+        default=SecretFiles.NONE,
+        blank=True,
+    )
 
     class Meta:
         verbose_name = _("attempt")
@@ -347,6 +361,11 @@ class Attempt(models.Model):
                 fields=["cluster", "tasks_read_at"],
                 name="attempt_tasks_unread",
                 condition=Q(phase="ended", tasks_final=False),
+            ),
+            models.Index(
+                fields=["cluster", "phase"],
+                name="attempt_secret_files",
+                condition=~Q(secret_files=""),
             ),
         ]
 

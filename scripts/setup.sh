@@ -34,7 +34,7 @@ require_disk() {
 step() {
   local title=$1 started=$SECONDS log
   shift
-  mkdir -p "$LOG_DIR"
+  mkdir -p "$LOG_DIR" && chmod 700 "$LOG_DIR"
   log="$LOG_DIR/$(printf '%s' "$title" | tr -c 'a-zA-Z0-9\n' '-').log"
   printf '%s … %s(log: %s)%s' "$title" "$dim" "${log#"$PROJECT"/}" "$plain"
   if "$@" >"$log" 2>&1; then

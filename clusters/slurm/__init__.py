@@ -2,7 +2,7 @@
 
 One module per command: squeue, sacct, sbatch, sacctmgr, scontrol (read-only commands), nodes (scontrol show node
 and partition), control (scancel, and the scontrol command that changes a job). Shared: records (a job as reported),
-states, reasons (why a job waits or ended), fields (value formats), errors (failed commands). Everything here is pure;
+states, time_limits (the longest limit that Slurm allows a job), reasons (why a job waits or ended), fields (value formats), errors (failed commands). Everything here is pure;
 `client` runs the commands through a Transport.
 """
 

@@ -18,6 +18,7 @@ from clusters.slurm.records import JobRecord
 from clusters.slurm.sacctmgr import Association, Qos, SlurmUser
 from clusters.slurm.sbatch import SubmitOutcome, SubmitRequest
 from clusters.slurm.scontrol import Controller, SlurmConfig
+from clusters.slurm.time_limits import SlurmLimits
 from clusters.transport.base import CommandResult, Transport
 
 COMMAND_TIMEOUT_S = 60.0
@@ -135,9 +136,21 @@ class SlurmClient:
         partition_rows = self._run_query(nodes.build_show_partitions_argv(self.commands))
         return nodes.parse_capacity(node_rows, partition_rows, taken_at=datetime.now(UTC))
 
-    def list_associations(self, *, cluster: str = "") -> list[Association]:
-        argv = sacctmgr.build_associations_argv(self.commands, cluster=cluster)
+    def list_associations(
+        self, *, cluster: str = "", users: Sequence[str] = ()
+    ) -> list[Association]:
+        argv = sacctmgr.build_associations_argv(self.commands, cluster=cluster, users=users)
         return sacctmgr.parse_associations(self._run_query(argv))
+
+    def read_limits(self, *, users: Sequence[str]) -> SlurmLimits:
+        """Read the limits of partitions, QOS, and the associations of `users`. Runs four commands, or two without accounting."""
+        config = self.read_config()
+        rows = self._run_query(nodes.build_show_partitions_argv(self.commands))
+        partitions = nodes.parse_show_partitions(rows)
+        if not config.accounting:
+            return SlurmLimits.build(partitions)
+        associations = self.list_associations(cluster=config.cluster_name, users=users)
+        return SlurmLimits.build(partitions, self.list_qos(), associations)
 
     def list_qos(self) -> list[Qos]:
         return sacctmgr.parse_qos(self._run_query(sacctmgr.build_qos_argv(self.commands)))

@@ -183,6 +183,13 @@ def parse_duration_s(text: str) -> int | None:
     return total
 
 
+def format_duration(seconds: int) -> str:
+    """Format as Slurm prints time limits: `7-00:00:00`, `02:30:00`."""
+    days, rest = divmod(seconds, 86400)
+    clock = f"{rest // 3600:02}:{rest // 60 % 60:02}:{rest % 60:02}"
+    return f"{days}-{clock}" if days else clock
+
+
 def format_minutes(seconds: int) -> str:
     """A time limit for Slurm in whole minutes, rounded up."""
     return str(max(1, -(-seconds // 60)))

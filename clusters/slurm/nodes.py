@@ -234,11 +234,16 @@ def _parse_partition(line: str, pairs: dict[str, str]) -> Partition:
             max_nodes_per_job=parse_int(pairs.get("MaxNodes", "")),
             allowed_accounts=_parse_allowed(pairs.get("AllowAccounts", "")),
             allowed_qos=_parse_allowed(pairs.get("AllowQos", "")),
+            qos=_parse_qos(pairs.get("QoS", "")),
         )
     except KeyError as error:
         raise parse_error(f"a partition has no {error.args[0]}", line) from error
     except SlurmParseError as error:
         raise SlurmParseError(error.user_message, detail=line[:2000]) from error
+
+
+def _parse_qos(text: str) -> str:
+    return text if has_value(text) else ""
 
 
 def _parse_allowed(text: str) -> tuple[str, ...]:

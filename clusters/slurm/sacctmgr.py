@@ -124,10 +124,14 @@ def _split_list(text: str) -> tuple[str, ...]:
     return tuple(word for word in text.split(",") if word)
 
 
-def build_associations_argv(commands: SlurmCommands, *, cluster: str = "") -> list[str]:
-    """argv for the associations on `cluster`, or on all clusters of the slurmdbd if that is empty."""
-    conditions = ["where", f"cluster={cluster}"] if cluster else []
-    return _build_show_argv(commands, "assoc", _ASSOCIATION_FIELDS, *conditions)
+def build_associations_argv(
+    commands: SlurmCommands, *, cluster: str = "", users: Sequence[str] = ()
+) -> list[str]:
+    """argv for the associations on `cluster` of `users`; empty: on all clusters of the slurmdbd, of all users."""
+    conditions = [f"cluster={cluster}"] if cluster else []
+    conditions += [f"user={','.join(users)}"] if users else []
+    where = ["where", *conditions] if conditions else []
+    return _build_show_argv(commands, "assoc", _ASSOCIATION_FIELDS, *where)
 
 
 def parse_associations(result: CommandResult) -> list[Association]:

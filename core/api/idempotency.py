@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Any, Protocol, TypeVar
 
 from django.db import IntegrityError, transaction
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from core.errors import KeyReused, NotFound
@@ -17,6 +18,11 @@ from core.messages import _
 from core.models import IdempotencyKey
 
 IDEMPOTENCY_KEY_LIFETIME = timedelta(days=2)
+
+
+def select_expired_keys() -> QuerySet[IdempotencyKey]:
+    cutoff = timezone.now() - IDEMPOTENCY_KEY_LIFETIME
+    return IdempotencyKey.objects.filter(created_at__lt=cutoff).order_by("created_at")
 
 
 class _HasPrimaryKey(Protocol):

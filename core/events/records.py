@@ -12,10 +12,12 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
+from django.conf import settings
 from django.db import connection
+from django.db.models import QuerySet
 from django.utils import timezone
 
 from core.events.types import check_event
@@ -114,10 +116,7 @@ def oldest_event_number() -> int | None:
     return Event.objects.order_by("id").values_list("id", flat=True).first()
 
 
-def purge_events_before(cutoff: datetime) -> int:
-    """Delete events before `cutoff` and return their number. Clients that missed them must reload their lists."""
-    return Event.objects.filter(at__lt=cutoff).delete()[0]
-
-
-def delete_events_of(subject_type: str, subject_ids: Sequence[uuid.UUID]) -> None:
-    Event.objects.filter(subject_type=subject_type, subject_id__in=subject_ids).delete()
+def select_expired_events() -> QuerySet[Event]:
+    """Select the events past their retention time. Clients that missed them must reload their lists."""
+    cutoff = timezone.now() - timedelta(days=settings.KEEP_EVENTS_DAYS)
+    return Event.objects.filter(at__lt=cutoff).order_by("at")

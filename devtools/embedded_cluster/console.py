@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
@@ -65,6 +66,14 @@ def run(
     return done
 
 
+def open_log(path: Path, *, append: bool = True) -> BinaryIO:
+    """Open a log file that only root may read, also if it exists with another mode."""
+    flags = os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else os.O_TRUNC)
+    descriptor = os.open(path, flags, 0o600)
+    os.fchmod(descriptor, 0o600)
+    return open(descriptor, "wb")
+
+
 def run_logged(
     argv: Sequence[str],
     *,
@@ -73,8 +82,8 @@ def run_logged(
     timeout_s: float = 1800,
 ) -> int:
     """Run a long command with its output appended to a log file; returns its exit code."""
-    with log.open("a", encoding="utf-8") as stream:
-        stream.write(f"\n$ {' '.join(argv)}\n")
+    with open_log(log) as stream:
+        stream.write(f"\n$ {' '.join(argv)}\n".encode())
         stream.flush()
         try:
             return subprocess.run(

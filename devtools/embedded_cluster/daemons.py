@@ -25,6 +25,7 @@ from devtools.embedded_cluster.console import (
     SYSTEM_PATH,
     ClusterSetupError,
     build_clean_environment,
+    open_log,
     run,
 )
 from devtools.embedded_cluster.layout import NODES, Layout, account_or_root, read_ports
@@ -104,7 +105,7 @@ class Daemon:
             raise ClusterSetupError(f"The program {self.argv[0]} is missing on this machine.")
         if self.log_file.exists() and self.log_file.stat().st_size > LOG_LIMIT_BYTES:
             self.log_file.replace(self.log_file.with_suffix(".log.1"))
-        with self.output_file.open("wb" if self.writes_own_log else "ab") as output:
+        with open_log(self.output_file, append=not self.writes_own_log) as output:
             child = subprocess.Popen(
                 [program, *self.argv[1:]],
                 env=build_clean_environment(self.env),
@@ -112,7 +113,7 @@ class Daemon:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 cwd="/",
-                umask=0o022,
+                umask=0o022,  # sockets must be reachable by the people; logs are in a private directory
                 start_new_session=True,
                 user=self.user if self.user != "root" else None,
                 group=self._group(),

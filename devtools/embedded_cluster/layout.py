@@ -149,7 +149,8 @@ class Layout:
         ensure_directory(self.dir / "munge", munge, 0o755)
         ensure_directory(self.dir / "mariadb", slurm, 0o700)
         ensure_directory(self.dir / "state", slurm, 0o700)
-        ensure_directory(self.log, slurm, 0o755)
+        # Logs name people, their jobs and paths. slurmctld and slurmdbd write as slurm, the other daemons as root.
+        ensure_directory(self.log, slurm, 0o700)
         for node in NODES:
             ensure_directory(self.dir / "spool" / node.name, "root", 0o755)
             ensure_directory(self.node_tmp(node.name), "root", 0o1777)

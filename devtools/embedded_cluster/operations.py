@@ -100,13 +100,18 @@ def build_known_daemons(layout: Layout) -> dict[str, Daemon]:
 def start_daemons(layout: Layout, steps: ProgressSteps) -> None:
     daemons = build_daemons(layout)
     with steps.step("starting munge") as remarks:
-        remarks.append(daemons["munge"].ensure_running() or "was running")
+        munge_started = daemons["munge"].ensure_running()
+        remarks.append(munge_started or "was running")
     with steps.step("starting mariadb") as remarks:
         remarks.append(ensure_database(layout, daemons["mariadb"]) or "was running")
     with steps.step("starting slurmdbd") as remarks:
         remarks.append(daemons["slurmdbd"].ensure_running() or "was running")
         accounts.ensure_cluster_entry(layout)
     with steps.step("starting slurmctld") as remarks:
+        # Its messages to the nodes failed without munge. Those that it still repeats would mark nodes as not responding
+        # after munge is back; a new slurmctld asks the nodes to register.
+        if munge_started and daemons["slurmctld"].stop():
+            remarks.append("stopped, because munge was down")
         remarks.append(daemons["slurmctld"].ensure_running() or "was running")
         if wait_for_accounting(daemons):
             remarks.append("connected to slurmdbd")
@@ -202,9 +207,16 @@ def is_usable(state: str) -> bool:
 
 
 def wait_for_nodes(layout: Layout, remarks: list[str], timeout_s: float = 40) -> None:
-    """Wait until all nodes are usable; resumes each node in state down once."""
+    """Wait until all nodes are usable; resumes each node in state down once.
+
+    A node that slurmctld takes for not responding is restarted once, so that it registers: slurmctld itself asks it
+    again only after minutes.
+    """
+    daemons = build_daemons(layout)
     deadline = time.monotonic() + timeout_s
+    restart_at = time.monotonic() + 5
     resumed: set[str] = set()
+    restarted: set[str] = set()
     while True:
         states = read_node_states(layout)
         unusable = {
@@ -219,14 +231,19 @@ def wait_for_nodes(layout: Layout, remarks: list[str], timeout_s: float = 40) ->
                 resumed.add(name)
                 update = ["scontrol", "update", f"nodename={name}", "state=resume"]
                 run(update, env=build_slurm_environment(layout), check=False)
+            elif state.endswith("*") and name not in restarted and time.monotonic() > restart_at:
+                restarted.add(name)
+                daemons[name].stop()
+                daemons[name].start()
         if time.monotonic() > deadline:
             summary = ", ".join(f"{name} is {state}" for name, state in unusable.items())
             raise ClusterSetupError(
                 f"Not all nodes came up within {timeout_s:.0f} s ({summary}): see {layout.log}/slurmctld.log."
             )
         time.sleep(0.2)
-    if resumed:
-        remarks.append(f"resumed {', '.join(sorted(resumed))}")
+    for what, names in (("resumed", resumed), ("restarted", restarted)):
+        if names:
+            remarks.append(f"{what} {', '.join(sorted(names))}")
 
 
 def down(layout: Layout) -> int:

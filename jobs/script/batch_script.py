@@ -170,7 +170,7 @@ _BATCH_EXIT_CODES = (
 )
 
 
-def render_batch_data(context: RenderContext) -> str:
+def render_batch_data(context: RenderContext, *, has_secrets: bool) -> str:
     """Render the part of batch.sh that differs between jobs; shell/batch.sh follows it."""
     plan = context.plan
     rules = [_decide_completion_rules(role) for role in context.spec.task_roles]
@@ -182,6 +182,7 @@ def render_batch_data(context: RenderContext) -> str:
         f"attempt_dir={quote(context.paths.dir)}",
         f"grace_s={context.grace_s} # between SIGTERM and SIGKILL",
         f"runtime={context.options.runtime} ssh_mode={decide_ssh_mode(context.spec)} # SSH between tasks",
+        f"has_secrets={int(has_secrets)} # 1: secrets.sh has their values",
         f"time_limit_s={context.slurm_time_limit_s or 0} limit_signal={int(_limit_is_announced(plan))} # 1: Slurm announces the limit",
         render_array("role_names", (quote(role.name) for role in plan.roles)),
         render_array(

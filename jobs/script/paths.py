@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from dataclasses import dataclass
 
-# File in the attempt's directory with the data of its roles (`role_data`). It may contain the values of secrets.
+# File in the attempt's directory with the data of its roles (`role_data`).
 ROLE_DATA_FILE = "roles.sh"
+# File in the attempt's directory with the values of secrets (`role_data`). It exists only while the attempt may run.
+SECRETS_FILE = "secrets.sh"
 # Directory in the attempt's directory with the keys of SSH between tasks: whoever has them can log in as the owner.
 SSH_KEYS_DIR = "ssh"
-# Of the attempt's directory, only the owner may read these.
-OWNER_ONLY_NAMES = (ROLE_DATA_FILE, SSH_KEYS_DIR)
+# Files that are removed when the attempt has ended. roles.sh had the values of secrets before there was secrets.sh.
+SECRET_NAMES = (SECRETS_FILE, SSH_KEYS_DIR, ROLE_DATA_FILE)
+
+_SECRET_PATH = re.compile(
+    rf"/[0-9a-f]{{8}}(-[0-9a-f]{{4}}){{3}}-[0-9a-f]{{12}}/\d+/({'|'.join(map(re.escape, SECRET_NAMES))})(/|\Z)"
+)
 
 # Directories in the job's directory for results and models, if the job file names none. Everyone who may see the job may
 # read them.
@@ -92,3 +99,11 @@ class AttemptPaths:
 
     def task_log(self, role: str, index: int) -> str:
         return self.path_to("logs", f"{role}-{index}.log")
+
+
+def is_secret_path(real_path: str) -> bool:
+    """Whether this is a file with secrets of any job's attempt, or in such a directory. All symbolic links are resolved.
+
+    Any job's, because a job may read the directory of another one of the same person as its output.
+    """
+    return _SECRET_PATH.search(real_path) is not None

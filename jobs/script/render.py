@@ -1,7 +1,7 @@
-"""Renders the files of an attempt from its plan: batch.sh, task.sh, enter.sh, roles.sh and those of the job's functions.
+"""Renders the files of an attempt from its plan: batch.sh, task.sh, enter.sh, roles.sh, secrets.sh and others.
 
 The same input gives the same bytes. task.sh, enter.sh and others are the same for all jobs. batch.sh is the job's data
-followed by code that is the same for all jobs. roles.sh is data only. Every string from a person is quoted
+followed by code that is the same for all jobs. roles.sh and secrets.sh are data only. Every string from a person is quoted
 (`quoting`), so of a job file only the commands run as code, as the job's owner. Pure, except that it reads
 the files in shell/ once.
 """
@@ -21,12 +21,16 @@ from jobs.script.framework_variables import find_framework_server
 from jobs.script.host_names import decide_ssh_mode
 from jobs.script.images import filter_image_files
 from jobs.script.job_paths import JobIdentity, resolve_paths
-from jobs.script.paths import ROLE_DATA_FILE, AttemptPaths
+from jobs.script.paths import ROLE_DATA_FILE, SECRETS_FILE, AttemptPaths
 from jobs.script.render_options import RUNTIMES, RenderError, RenderOptions, Runtime
-from jobs.script.role_data import render_role_data
+from jobs.script.role_data import render_role_data, render_secrets
+
+# Part of the attempts of jobs with SSH between their tasks: batch.sh makes keys for it.
+SSH_SERVER_FILE = "sshd.sh"
 
 __all__ = [
     "RUNTIMES",
+    "SSH_SERVER_FILE",
     "RenderError",
     "RenderOptions",
     "Runtime",
@@ -45,7 +49,7 @@ def _list_shell_files(spec: JobSpec) -> list[str]:
     """List the files that are the same for all jobs and that this job needs."""
     names = ["task.sh", "enter.sh"]
     if decide_ssh_mode(spec) != "off":
-        names += ["sshd.sh", "session.sh"]
+        names += [SSH_SERVER_FILE, "session.sh"]
     if any(find_framework_server(spec, role)[0] for role in spec.task_roles):
         names.append("framework_server.py")
     return names
@@ -65,7 +69,7 @@ def render_files(
     """Render the files of an attempt: file name in the attempt's directory → text. Raises RenderError.
 
     `secrets` maps the names of secret variables to their values. `image_logins` maps the name of an image in
-    the job file to the login of its registry. Both are written to roles.sh only.
+    the job file to the login of its registry. Both are written to secrets.sh only, which exists only with them.
     """
     options = options or RenderOptions()
     identity = JobIdentity(user, paths.job_uuid, paths.attempt)
@@ -79,8 +83,12 @@ def render_files(
         image_logins=image_logins or {},
     )
     files = {name: _read_shell_file(name) for name in _list_shell_files(spec)}
+    values = secrets or {}
+    secrets_text = render_secrets(context, values)
+    batch_data = render_batch_data(context, has_secrets=bool(secrets_text))
     return {
-        "batch.sh": render_batch_data(context) + _read_shell_file("batch.sh"),
+        "batch.sh": batch_data + _read_shell_file("batch.sh"),
         **files,
-        ROLE_DATA_FILE: render_role_data(context, user=user, secrets=secrets or {}),
+        ROLE_DATA_FILE: render_role_data(context, user=user, secrets=values),
+        **({SECRETS_FILE: secrets_text} if secrets_text else {}),
     }

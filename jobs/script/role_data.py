@@ -1,8 +1,7 @@
-"""Renders roles.sh: the data of a job and its roles that task.sh needs, in bash syntax.
+"""Renders roles.sh and secrets.sh: the data of a job and its roles that task.sh needs, in bash syntax.
 
-The file contains settings, ports, mounts, environment variables, commands and registry logins, and may contain
-the values of secrets. It consists of assignments and of calls of functions in shell/task.sh, with quoted
-words. Pure.
+roles.sh contains settings, ports, mounts, environment variables and commands; secrets.sh the values of secrets and registry
+logins. They consist of assignments and of calls of functions in shell/task.sh, with quoted words. Pure.
 """
 
 from __future__ import annotations
@@ -45,10 +44,30 @@ _STRICT_SHELL_LINES = (
 )
 
 
+def render_secrets(context: RenderContext, secrets: Mapping[str, str]) -> str:
+    """Render secrets.sh, which batch.sh and task.sh read beside roles.sh; "" if the job has no secrets."""
+    if not has_secrets(context, secrets):
+        return ""
+    lines = [
+        "# Values of secrets, for batch.sh and task.sh. Removed when the job has ended.",
+        "# shellcheck shell=bash disable=SC2016,SC2034",
+        *_render_logins(context.logins),
+        "secret_variables() {",
+        "  :",
+        *(f"  variable {name} {quote(value)}" for name, value in secrets.items()),
+        "}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def has_secrets(context: RenderContext, secrets: Mapping[str, str]) -> bool:
+    return bool(secrets or context.logins)
+
+
 def render_role_data(context: RenderContext, *, user: str, secrets: Mapping[str, str]) -> str:
     options, paths = context.options, context.paths
     lines = [
-        f"# Data of job {context.spec.job_name}, attempt {paths.attempt}, for task.sh. It may hold the values of secrets.",
+        f"# Data of job {context.spec.job_name}, attempt {paths.attempt}, for task.sh.",
         "# shellcheck shell=bash disable=SC2016,SC2034  # text in single quotes is data; task.sh uses the variables",
         "",
         f"work_dir={quote_path(context.dirs.work)}",
@@ -67,12 +86,12 @@ def render_role_data(context: RenderContext, *, user: str, secrets: Mapping[str,
         ),
         ")",
         *_render_host_names(context),
-        *_render_logins(context.logins),
+        f"has_secrets={int(has_secrets(context, secrets))} # 1: secrets.sh has their values",
         "",
         *render_case_function("role_settings", _list_role_settings(context)),
         "",
         "# Environment variables. If a name occurs twice, the last value counts. task.sh explains the parts of a template.",
-        *_render_variables(context, user=user, secrets=secrets),
+        *_render_variables(context, user=user, has_secrets=has_secrets(context, secrets)),
         "",
         *render_case_function(
             "role_commands",
@@ -148,9 +167,7 @@ def _render_settings(context: RenderContext, first_task: int, role: RolePlan) ->
 # Environment variables
 
 
-def _render_variables(
-    context: RenderContext, *, user: str, secrets: Mapping[str, str]
-) -> list[str]:
+def _render_variables(context: RenderContext, *, user: str, has_secrets: bool) -> list[str]:
     spec = context.spec
     runtime = build_runtime_variables(spec)
     static = build_static_variables(
@@ -165,7 +182,7 @@ def _render_variables(
         [
             f"variable {name} {word}"
             for name, word in {
-                **{name: quote(value) for name, value in {**secrets, **static[role.name]}.items()},
+                **{name: quote(value) for name, value in static[role.name].items()},
                 **directories,
             }.items()
         ]
@@ -185,6 +202,7 @@ def _render_variables(
     before = [
         *(_render_template(variable) for variable in runtime.shared),
         *(_render_family(family) for family in runtime.families),
+        *(["secret_variables"] if has_secrets else []),
         *(line for line in static_lines[0] if line in common_lines),
     ]
     return render_case_function("role_variables", cases, before=before)

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 # A .part file, or a stored file without a row, that is older than this was left by a process that ended unexpectedly.
 ABANDONED_FILE_AGE_S = 6 * 3600
+# Uploads that one run deletes at most: the engine's other passes wait for it.
+UPLOADS_PER_RUN = 500
 
 
 def _archive_limits() -> ArchiveLimits:
@@ -216,7 +218,7 @@ def prune_uploads(*, unused_since: datetime) -> int:
     """
     stale = CodeUpload.objects.filter(last_used_at__lt=unused_since)
     removed = 0
-    for pk in list(stale.values_list("pk", flat=True)):
+    for pk in list(stale.order_by("last_used_at").values_list("pk", flat=True)[:UPLOADS_PER_RUN]):
         with transaction.atomic():
             # Lock the row and check again: a job submitted with the upload meanwhile has updated `last_used_at`.
             upload = stale.select_for_update().filter(pk=pk).first()

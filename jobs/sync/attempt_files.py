@@ -13,10 +13,10 @@ from clusters.models import Cluster
 from clusters.transport.base import FileToWrite
 from core.runtime import process_state
 from jobs.actions import load_spec
-from jobs.models import Job
+from jobs.models import Attempt, Job
 from jobs.plan import Plan
-from jobs.script.paths import AttemptPaths
-from jobs.script.render import RenderOptions, filter_image_files, render_files
+from jobs.script.paths import SECRETS_FILE, AttemptPaths
+from jobs.script.render import SSH_SERVER_FILE, RenderOptions, filter_image_files, render_files
 from jobs.store import secrets as job_secrets
 from jobs.store.cluster_render_options import build_render_options
 
@@ -90,6 +90,12 @@ def render_attempt(
         secrets=job_secrets.load_secret_values(job) if job.has_secrets else None,
         image_logins=job_secrets.load_image_logins(job) if job.has_secrets else None,
     )
+
+
+def choose_secret_files(rendered: dict[str, str]) -> Attempt.SecretFiles:
+    """Return whether the attempt's directory has files with secrets: rendered ones, or the keys of SSH between tasks."""
+    has_secrets = SECRETS_FILE in rendered or SSH_SERVER_FILE in rendered
+    return Attempt.SecretFiles.PRESENT if has_secrets else Attempt.SecretFiles.NONE
 
 
 def build_attempt_files(

@@ -46,7 +46,12 @@ from jobs.models import Attempt, Job, Task
 from jobs.script.paths import AttemptPaths
 from jobs.script.render import RenderError
 from jobs.store.secrets import SecretsUnreadable
-from jobs.sync.attempt_files import build_attempt_files, load_render_options, render_attempt
+from jobs.sync.attempt_files import (
+    build_attempt_files,
+    choose_secret_files,
+    load_render_options,
+    render_attempt,
+)
 from jobs.sync.code import stage_code
 from jobs.sync.outcomes import hold_jobs, refuse_jobs, save_outcomes, save_relocated
 
@@ -234,6 +239,7 @@ class Batch:
                 unix_user=unix_user,
                 work_dir=paths.dir,
                 script=rendered["batch.sh"],
+                secret_files=choose_secret_files(rendered),
             )
             is_new = attempt is None
             self._pending.append(PendingSubmission(job, attempt_row, paths, rendered, is_new))

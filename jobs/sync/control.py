@@ -10,19 +10,20 @@ attempt's directory, written as the owner's Unix user.
 from __future__ import annotations
 
 import logging
-import time
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import partial
 
 from django.db.models import Q, QuerySet
 from django.utils import timezone
 
 from clusters.connections import transport_for
-from clusters.errors import ClusterError, CommandFailed
+from clusters.errors import CommandFailed, RemoteFileError
 from clusters.passes import Pass, PassContext
 from clusters.slurm import JobRecord
 from clusters.slurm.client import SlurmClient
+from clusters.slurm.time_limits import SlurmLimits
 from core.events.records import Actor
 from core.messages import msg, serialize
 from jobs.changes import Changes
@@ -31,6 +32,7 @@ from jobs.lifecycle.states import DesiredState
 from jobs.models import Attempt, Job
 from jobs.script.paths import AttemptPaths
 from jobs.script.task_state import STOP_SIGNAL
+from jobs.sync.owner_threads import OwnerThreads
 
 logger = logging.getLogger(__name__)
 
@@ -40,8 +42,6 @@ TIME_LIMITS_PER_PASS = 20
 CONTROL_RETRY_DELAY_S = 2.0
 RELEASES_PER_COMMAND = 100
 RELEASE_TIMEOUT_S = 10.0
-# Delay after a failed release of a Unix user: a file system that hangs must not delay the stops of others each time.
-RELEASE_RETRY_DELAY_S = 30.0
 # Time that the batch script needs in addition to the grace period: to handle the signal, end its steps and exit.
 STOP_SLACK_S = 30
 # A batch script that started less than this time ago may not have set its signal handler yet. Its job is
@@ -62,7 +62,7 @@ class ControlPass(Pass):
 
     def __init__(self, context: PassContext) -> None:
         super().__init__(context)
-        self._release_retry_at: dict[str, float] = {}  # monotonic time, by Unix user
+        self._threads = OwnerThreads(context, "release")
 
     def has_work(self) -> bool:
         has_request = self._is_stop_due() | _HAS_REQUESTED_LIMIT | Q(wanted_release=True)
@@ -77,6 +77,14 @@ class ControlPass(Pass):
         self._send_time_limits(slurm)
         self._release_tasks()
         return True
+
+    def run_to_completion(self) -> bool:
+        answered = self.run()
+        self._threads.wait(RELEASE_TIMEOUT_S)
+        return answered
+
+    def close(self) -> None:
+        self._threads.close()
 
     def _live_attempts(self) -> QuerySet[Attempt]:
         return Attempt.objects.filter(cluster=self.context.cluster, phase=Attempt.Phase.LIVE)
@@ -160,18 +168,27 @@ class ControlPass(Pass):
             .select_related("job")
             .defer("script", "job__spec")[:TIME_LIMITS_PER_PASS]
         )
-        records = slurm.list_queue() if attempts else []
+        if not attempts:
+            return
+        records = slurm.list_queue()
+        # Read now: a limit may have been lowered since the person's request was checked.
+        limits = slurm.read_limits(users=sorted({attempt.unix_user for attempt in attempts}))
         for attempt in attempts:
             time_limit_s = attempt.job.wanted_time_limit_s or 0
-            self.context.stats.count_command("scontrol")
+            components = _find_components(records, attempt)
+            refusal = _check_time_limit(limits, components, time_limit_s)
+            if refusal:
+                self._save_time_limit_result(attempt, time_limit_s, [refusal], Actor.SLUICE)
+                continue
+            self.context.stats.count_command("scontrol", len(components))
             try:
-                refusals = _set_time_limit(slurm, records, attempt, time_limit_s)
+                refusals = _set_time_limit(slurm, components, time_limit_s)
             except CommandFailed as error:
-                refusals = (error.user_message,)
-            self._save_time_limit_result(attempt, time_limit_s, refusals)
+                refusals = [error.user_message]
+            self._save_time_limit_result(attempt, time_limit_s, refusals, Actor.SLURM)
 
     def _save_time_limit_result(
-        self, attempt: Attempt, time_limit_s: int, refusals: Sequence[str]
+        self, attempt: Attempt, time_limit_s: int, refusals: Sequence[str], refused_by: Actor
     ) -> None:
         with self.context.lease.fenced_transaction():
             changes = Changes()
@@ -184,24 +201,23 @@ class ControlPass(Pass):
                     "time limit: %s", refusals[0], extra={"action": "time_limit_rejected"}
                 )
                 refused = {"refused": serialize(refusals[0])}
-                changes.add_event(job, JobEventKind.TIME_LIMIT, refused, actor=Actor.SLURM)
+                changes.add_event(job, JobEventKind.TIME_LIMIT, refused, actor=refused_by)
             else:
-                # Slurm's time limits have a resolution of one minute.
-                changes.set_job_columns(job, time_limit_s=-(-time_limit_s // 60) * 60)
+                changes.set_job_columns(job, time_limit_s=_round_up_to_minutes(time_limit_s))
                 changes.add_event(job, JobEventKind.TIME_LIMIT)
             changes.write()
 
     # -- releases -------------------------------------------------------------------------------------
 
     def _release_tasks(self) -> None:
-        """Write the marker files of requested releases, as the owners of the jobs."""
+        """Start writing the marker files of requested releases, as the owners of the jobs."""
         rows = self._live_attempts().filter(wanted_release=True).order_by("id")
         attempts_by_user: dict[str, list[tuple[int, str]]] = defaultdict(list)
         for attempt_id, unix_user, work_dir in rows.values_list("id", "unix_user", "work_dir"):
             attempts_by_user[unix_user].append((attempt_id, work_dir))
         for unix_user, attempts in attempts_by_user.items():
-            if time.monotonic() >= self._release_retry_at.get(unix_user, 0.0):
-                self._release_user_tasks(unix_user, attempts[:RELEASES_PER_COMMAND])
+            chunk = attempts[:RELEASES_PER_COMMAND]
+            self._threads.start(unix_user, partial(self._release_user_tasks, unix_user, chunk))
 
     def _release_user_tasks(self, unix_user: str, attempts: Sequence[tuple[int, str]]) -> None:
         ids_by_marker = {
@@ -209,31 +225,18 @@ class ControlPass(Pass):
             for attempt_id, work_dir in attempts
         }
         self.context.stats.count_command("release")
-        try:
-            result = transport_for(self.context.cluster, unix_user).run(
-                ["sh", "-c", _RELEASE_SCRIPT, "release", *ids_by_marker],
-                timeout_s=RELEASE_TIMEOUT_S,
-            )
-        except ClusterError as error:
-            self._log_failed_release(unix_user, error.user_message)
-            return
+        result = transport_for(self.context.cluster, unix_user).run(
+            ["sh", "-c", _RELEASE_SCRIPT, "release", *ids_by_marker], timeout_s=RELEASE_TIMEOUT_S
+        )
         written_ids = [
             ids_by_marker[path] for path in result.text.splitlines() if path in ids_by_marker
         ]
         with self.context.lease.fenced_transaction():
             Attempt.objects.filter(pk__in=written_ids).update(wanted_release=False)
         if len(written_ids) < len(attempts):
-            self._log_failed_release(unix_user, "a marker file could not be written")
-
-    def _log_failed_release(self, unix_user: str, problem: str) -> None:
-        self._release_retry_at[unix_user] = time.monotonic() + RELEASE_RETRY_DELAY_S
-        self.context.stats.count_failure("release")
-        logger.warning(
-            "release of kept tasks of %s: %s",
-            unix_user,
-            problem,
-            extra={"action": "release_failed", "cluster": self.context.cluster.name},
-        )
+            raise RemoteFileError(
+                msg("control.release-not-written", "A marker file could not be written.")
+            )
 
 
 def _can_signal_script(attempt: Attempt) -> bool:
@@ -250,20 +253,49 @@ def _can_signal_script(attempt: Attempt) -> bool:
     )
 
 
-def _set_time_limit(
-    slurm: SlurmClient, records: Sequence[JobRecord], attempt: Attempt, time_limit_s: int
-) -> Sequence[str]:
-    """Set the time limit of every component of the attempt's Slurm job, and return Slurm's refusals."""
-    ids = [
-        record.raw_id
+def _find_components(records: Sequence[JobRecord], attempt: Attempt) -> list[JobRecord]:
+    """Find the records of the attempt's Slurm job: one, or one per component of a het job."""
+    return [
+        record
         for record in records
         if record.leader_id == attempt.slurm_job_id
         and record.work_dir == attempt.work_dir
         and record.user == attempt.unix_user
     ]
-    if not ids:
-        return (msg("control.slurm-no-such-job", "Slurm has no such job of this user."),)
+
+
+def _round_up_to_minutes(seconds: int) -> int:
+    """Round as Slurm does: its time limits have a resolution of one minute."""
+    return -(-seconds // 60) * 60
+
+
+def _check_time_limit(
+    limits: SlurmLimits, components: Sequence[JobRecord], time_limit_s: int
+) -> str:
+    """Return why the limit of these components may not be set; "" if it may.
+
+    Slurm does not check the limits for an operator. A limit below the present one is always allowed: Slurm would let the
+    owner set it.
+    """
+    if not components:
+        return msg("control.slurm-no-such-job", "Slurm has no such job of this user.")
+    seconds = _round_up_to_minutes(time_limit_s)
+    for record in components:
+        if record.time_limit_s is not None and seconds <= record.time_limit_s:
+            continue
+        longest = limits.longest_time(
+            partition=record.partition, qos=record.qos, account=record.account, user=record.user
+        )
+        if longest is not None and seconds > longest.seconds:
+            return longest.message
+    return ""
+
+
+def _set_time_limit(
+    slurm: SlurmClient, components: Sequence[JobRecord], time_limit_s: int
+) -> list[str]:
+    """Set the time limit of every component, and return Slurm's refusals."""
     refusals: list[str] = []
-    for slurm_job_id in ids:
-        refusals += slurm.set_time_limit(slurm_job_id, time_limit_s).refusals
+    for record in components:
+        refusals += slurm.set_time_limit(record.raw_id, time_limit_s).refusals
     return refusals

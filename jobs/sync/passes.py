@@ -9,6 +9,7 @@ from jobs.sync.cleanup import DeletedJobsPass, UploadsPass
 from jobs.sync.control import ControlPass
 from jobs.sync.image_list import ImageListPass
 from jobs.sync.poller import Poller
+from jobs.sync.secret_files import SecretFilesPass
 from jobs.sync.submitter import Submitter
 from jobs.sync.task_reader import TaskReader
 
@@ -21,6 +22,7 @@ def build_job_passes(context: PassContext) -> Sequence[Pass]:
         ControlPass(context),
         Poller(context, task_reader),
         task_reader,
+        SecretFilesPass(context),
         DeletedJobsPass(context),
         UploadsPass(context),
         ImageListPass(context),

@@ -1,29 +1,28 @@
 """The pass that reads the state files of tasks and the result files of batch scripts, as the Unix users of the owners.
 
-One command per Unix user reads the files of many attempts. Commands run in threads, and the poller waits for
-them at most REPORT_WAIT_S, so that a hanging file system of one user does not delay the jobs of others.
+One command per Unix user reads the files of many attempts. Commands run in `OwnerThreads`, and the poller waits for
+them at most REPORT_WAIT_S, so that a hanging file system of one user does not delay the jobs of others. The files belong
+to the owner, who can put anything in their place: what is read is bounded, and says something about this attempt only.
 """
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, TypeVar
 
-from django.db import close_old_connections, connections
 from django.db.models import Q
 from django.utils import timezone
 
 from clusters.connections import transport_for
 from clusters.errors import ClusterError, RemoteFileMissing
-from clusters.passes import LeaseLost, Pass, PassContext
+from clusters.passes import Pass, PassContext
 from clusters.transport.base import Transport
 from core.events.records import Actor, NewEvent, record_events
 from jobs.changes import WAITING_TASK_COLUMNS
@@ -39,13 +38,12 @@ from jobs.script.task_state import (
     parse_script_result,
     parse_task_state,
 )
-
-logger = logging.getLogger(__name__)
+from jobs.sync.owner_threads import OwnerThreads
 
 T = TypeVar("T")
 
-READER_THREADS = 4
 ATTEMPTS_PER_COMMAND = 100
+ATTEMPTS_PER_ROUND = 400
 # Maximum time for which `fetch_reports` waits for its reads.
 REPORT_WAIT_S = 1.5
 # Time between two reads of the state files of watched jobs (`jobs.actions.watch_job`).
@@ -198,11 +196,8 @@ class TaskReader(Pass):
         super().__init__(context)
         self._lease = context.lease
         self._stats = context.stats
-        self._pool = ThreadPoolExecutor(
-            READER_THREADS, thread_name_prefix=f"tasks-{context.cluster.name}"
-        )
+        self._threads = OwnerThreads(context, "task_read")
         self._lock = threading.Lock()
-        self._active_reads: dict[str, Future[None]] = {}  # by Unix user
         self._reports: dict[int, AttemptReport] = {}  # not used by the poller yet; by attempt id
         self._failed_read_counts: defaultdict[int, int] = defaultdict(int)  # by attempt id
         self._next_watch_at = 0.0
@@ -232,8 +227,7 @@ class TaskReader(Pass):
         )
         deadline = time.monotonic() + REPORT_WAIT_S
         # A read of watched jobs of the same user began before these attempts ended.
-        with self._lock:
-            earlier = [self._active_reads.get(user) for user in {row[1] for row in rows}]
+        earlier = [self._threads.running(user) for user in {row[1] for row in rows}]
         wait([read for read in earlier if read is not None], timeout=REPORT_WAIT_S)
         unread_count = len(rows) + 1
         # One read has at most ATTEMPTS_PER_COMMAND attempts of a user.
@@ -264,7 +258,7 @@ class TaskReader(Pass):
             for attempts in querysets
             for row in attempts.order_by("tasks_read_at", "id").values_list(
                 "id", "unix_user", "work_dir", "phase"
-            )[: READER_THREADS * ATTEMPTS_PER_COMMAND]
+            )[:ATTEMPTS_PER_ROUND]
         ]
         rows = [row[:3] for row in selected]
         ended_ids = frozenset(row[0] for row in selected if row[3] == Attempt.Phase.ENDED)
@@ -273,7 +267,7 @@ class TaskReader(Pass):
 
     def run_to_completion(self) -> bool:
         self.run()
-        self.wait(READS_WAIT_TIMEOUT_S)
+        self._threads.wait(READS_WAIT_TIMEOUT_S)
         return False
 
     def _start_reads(
@@ -286,45 +280,30 @@ class TaskReader(Pass):
         attempts_by_user: dict[str, list[tuple[int, str]]] = defaultdict(list)
         for attempt_id, unix_user, work_dir in rows:
             attempts_by_user[unix_user].append((attempt_id, work_dir))
-        futures = []
-        with self._lock:
-            for user, attempts in attempts_by_user.items():
-                running = self._active_reads.get(user)
-                if running is None or running.done():
-                    attempts = attempts[:ATTEMPTS_PER_COMMAND]
-                    running = self._pool.submit(self._read_user_files, user, attempts, callback)
-                    self._active_reads[user] = running
-                futures.append(running)
-        return futures
+        futures = [
+            self._threads.start(
+                user,
+                partial(self._read_user_files, user, attempts[:ATTEMPTS_PER_COMMAND], callback),
+            )
+            for user, attempts in attempts_by_user.items()
+        ]
+        return [future for future in futures if future is not None]
 
     def _read_user_files(
         self, user: str, attempts: list[tuple[int, str]], callback: ReportCallback
     ) -> None:
         ids_by_dir = {work_dir: attempt_id for attempt_id, work_dir in attempts}
+        self._stats.count_command("tasks")
         try:
-            close_old_connections()
-            self._stats.count_command("tasks")
             reports = read_reports(transport_for(self.context.cluster, user), list(ids_by_dir))
-            callback({ids_by_dir[d]: report for d, report in reports.items() if d in ids_by_dir})
         except RemoteFileMissing:
             missing = AttemptReport(None, (), directory_exists=False)
             callback(dict.fromkeys(ids_by_dir.values(), missing))
-        except ClusterError as error:
-            self._stats.count_failure("tasks")
-            logger.warning(
-                "task states of %s: %s",
-                user,
-                error.user_message,
-                extra={"action": "task_read_failed"},
-            )
-            self._count_failed_reads(list(ids_by_dir.values()))
-        except LeaseLost:
             return
-        except Exception:
-            connections.close_all()
-            logger.exception("task states of %s", user, extra={"action": "task_reader_error"})
-        finally:
-            close_old_connections()
+        except ClusterError:
+            self._count_failed_reads(list(ids_by_dir.values()))
+            raise
+        callback({ids_by_dir[d]: report for d, report in reports.items() if d in ids_by_dir})
 
     def _count_failed_reads(self, attempt_ids: Sequence[int]) -> None:
         """Count failed reads. After MAX_FAILED_FINAL_READS the tasks of an ended attempt keep their last state."""
@@ -355,13 +334,7 @@ class TaskReader(Pass):
             record_events(save_task_states(attempts, reports, ended_ids=ended_ids))
 
     def close(self) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def wait(self, timeout_s: float) -> None:
-        """Wait until the running reads have ended, but at most `timeout_s`."""
-        with self._lock:
-            futures = list(self._active_reads.values())
-        wait(futures, timeout=timeout_s)
+        self._threads.close()
 
 
 def _is_read_due() -> Q:

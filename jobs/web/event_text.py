@@ -24,7 +24,7 @@ EVENT_MESSAGES = {
     JobEventKind.TASKS: msg("event.tasks", "Tasks changed."),
     JobEventKind.TIME_LIMIT: msg("event.time-limit", "Time limit set to %(limit)s."),
 }
-TIME_LIMIT_REFUSED = msg("event.time-limit-refused", "Slurm rejected the new time limit: %(error)s")
+TIME_LIMIT_REFUSED = msg("event.time-limit-refused", "The new time limit was refused: %(error)s")
 
 
 def describe_event(event: Event) -> str:

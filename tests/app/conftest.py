@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 
 import pytest
 from django.db import connection
@@ -11,6 +13,7 @@ from pytest_django.plugin import DjangoDbBlocker
 
 from core.limits import RateLimiter
 from core.runtime import process_state
+from jobs.sync.owner_threads import OwnerThreads, _UserState
 from tests.app.scenario import Scenario, make_scenario
 
 
@@ -48,3 +51,20 @@ def reset_language() -> Iterator[None]:
 def reset_rate_limits() -> None:
     """Start each test with unused rate limits: the tables are empty, but the process has leftover tokens."""
     process_state.get(RateLimiter).clear()
+
+
+@pytest.fixture
+def inline_owner_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the work of `OwnerThreads` in the test's thread, which sees the test's transaction."""
+
+    def start(self: OwnerThreads, unix_user: str, work: Callable[[], None]) -> Future[None] | None:
+        state = self._users.setdefault(unix_user, _UserState())
+        if time.monotonic() < state.retry_at:
+            return None
+        self._run(unix_user, work)
+        done: Future[None] = Future()
+        done.set_result(None)
+        return done
+
+    monkeypatch.setattr(OwnerThreads, "start", start)
+    monkeypatch.setattr("jobs.sync.owner_threads.close_old_connections", lambda: None)

@@ -37,6 +37,6 @@ def test_rendered_scripts_pass_shellcheck(tmp_path: Path) -> None:
             file = tmp_path / f"{number}-{path}"
             file.write_text(text)
             scripts.append(str(file))
-    assert len(scripts) == 22
+    assert len(scripts) == 24
     found = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True, check=False)
     assert (found.stdout, found.returncode) == ("", 0)

@@ -107,7 +107,7 @@ def test_shell_expands_expressions_like_evaluate_expression(
         [
             f"task_count={sum(ROLES.values())}",
             f"role_settings() {{ role_name={quote(role)} role_tasks={ROLES[role]}; }}",
-            "slurm_variables=0 srun_mpi=0 ssh_mode=off",
+            "slurm_variables=0 srun_mpi=0 ssh_mode=off has_secrets=0",
             "role_variables() {",
             *templates,
             "}",

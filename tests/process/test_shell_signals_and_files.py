@@ -19,7 +19,7 @@ JOB: dict[str, Any] = {
     "gracePeriod": 5,
     "taskRoles": [{"name": "w", "taskNumber": 1, "command": "sleep 60"}],
 }
-_BATCH_MAIN = "\nprepare\ncheck_directories\n"
+_BATCH_MAIN = "\nprepare\nwait_for_secrets\n"
 NO_PROCESS = 2**22 + 1  # above the kernel's highest process id
 
 
@@ -99,7 +99,7 @@ def test_stop_before_the_steps_starts_none(attempt_dir: Path, phase: str) -> Non
     add_program(attempt_dir, "srun", ": >srun_ran")
     main = (SHELL / "batch.sh").read_text().partition(_BATCH_MAIN)[2]
     done = run_batch(
-        attempt_dir, f'{phase}() {{ kill -TERM "$$"; }}\nprepare\ncheck_directories\n{main}'
+        attempt_dir, f'{phase}() {{ kill -TERM "$$"; }}\nprepare\nwait_for_secrets\n{main}'
     )
     assert "outcome=stopped\n" in (attempt_dir / "result").read_text(), done.stderr
     assert not (attempt_dir / "srun_ran").exists()
@@ -157,3 +157,40 @@ def test_only_directories_of_ended_tasks_of_this_node_are_removed(attempt_dir: P
     assert done.stdout.startswith(f"/tmp/sluice-task.{uid}.n1."), done.stderr
     left = {key for key, name in names.items() if (root / name).exists()}
     assert left == {"running", "other node", "longer name"}
+
+
+@pytest.mark.parametrize(
+    ("end", "left"),
+    [
+        ("finish", []),  # the job ended by itself
+        ("stopping=1 stop_requested=1; finish", []),  # a requested stop
+        ("time_limit_near=1 outcome=failed; finish", []),
+        ("exit 3", []),
+        ('kill -TERM "$$"; stopping=1; finish', ["secrets.sh"]),  # Slurm may requeue the job
+    ],
+)
+def test_secrets_are_removed_at_the_end_unless_slurm_may_requeue(
+    attempt_dir: Path, end: str, left: list[str]
+) -> None:
+    add_program(attempt_dir, "scancel", "exit 0")
+    add_program(attempt_dir, "sleep", "exit 0")
+    (attempt_dir / "secrets.sh").write_text("")
+    (attempt_dir / "ssh").mkdir()
+    run_bash(attempt_dir, f". ./batch.functions; prepare; {end}")
+    assert [name for name in ("secrets.sh", "ssh") if (attempt_dir / name).exists()] == left
+
+
+def test_script_waits_for_secrets_that_a_requeue_needs_again(attempt_dir: Path) -> None:
+    # Each call of sleep is two seconds for the script; the file appears after the third.
+    add_program(
+        attempt_dir,
+        "sleep",
+        'echo >>"$HOME/slept"; (($(wc -l <"$HOME/slept") < 3)) || : >secrets.sh',
+    )
+    script = ". ./batch.functions; has_secrets=1; prepare; wait_for_secrets; echo outcome=$outcome"
+    assert "outcome=\n" in run_bash(attempt_dir, script).stdout
+    (attempt_dir / "secrets.sh").unlink(missing_ok=True)
+    add_program(attempt_dir, "sleep", "exit 0")
+    script = ". ./batch.functions; has_secrets=1; prepare; SECONDS=0; wait() { SECONDS=400; }; wait_for_secrets; echo outcome=$outcome"
+    assert "outcome=failed" in run_bash(attempt_dir, script).stdout
+    assert "secrets are not in" in (attempt_dir / "logs" / "w-0.log").read_text()

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.cluster
 
 PROGRAM = str(Path(__file__).resolve().parents[2] / "scripts" / "cluster")
 T = TypeVar("T")
+OUTAGE_S = 45  # after this time slurmctld has marked nodes as down
 DAEMONS = ("munge", "mariadb", "slurmdbd", "slurmctld", "n1", "n2", "n3", "n4", "sshd")
 
 
@@ -363,6 +364,34 @@ def test_up_restarts_a_killed_daemon(throwaway: ThrowawayCluster, name: str) -> 
     assert all(row["ok"] for row in after.values())
     result = throwaway.logins().run("sluice-alice", "cd && srun -n1 --mem=50M echo restarted")
     assert result.stdout == "restarted\n", result.stderr
+
+
+def test_one_up_repairs_several_daemons_that_died_together(throwaway: ThrowawayCluster) -> None:
+    """As after a machine ran out of memory: the daemons on which the others depend are killed at the same moment."""
+    before = throwaway.daemons()
+    killed = ("munge", "mariadb", "slurmdbd", "sshd")
+    throwaway.logins().run("sluice-alice", "cd && sbatch -J busy --mem=50M --wrap 'sleep 5'")
+    for name in killed:
+        os.kill(int(str(before[name]["pid"])), signal.SIGKILL)
+    # slurmctld's messages to the nodes fail meanwhile: it takes the nodes for not responding.
+    time.sleep(OUTAGE_S)
+    throwaway.run_checked("up")
+    after = throwaway.daemons()
+    assert all(row["ok"] for row in after.values()), after
+    assert all(after[name]["pid"] != before[name]["pid"] for name in killed)
+    result = throwaway.logins().run("sluice-alice", "cd && srun -n1 --mem=50M echo healed")
+    assert result.stdout == "healed\n"
+
+
+def test_logs_are_readable_by_root_only(throwaway: ThrowawayCluster) -> None:
+    log = throwaway.dir / "log"
+    assert log.stat().st_mode & 0o777 == 0o700
+    assert {path.name: path.stat().st_mode & 0o077 for path in log.iterdir()} == {
+        path.name: 0 for path in log.iterdir()
+    }
+    assert "slurmctld.log" in {path.name for path in log.iterdir()}
+    assert throwaway.logins().run("sluice-alice", f"cat {log}/sshd.log").returncode != 0
+    assert Path("/var/lib/sluice/install.log").stat().st_mode & 0o077 == 0
 
 
 def test_up_restarts_a_hanging_daemon(throwaway: ThrowawayCluster) -> None:

@@ -16,8 +16,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import InvalidStatus
 
 from tests.faults.system import Postgres
-from tests.slurm.test_logs import count_log_readers, download, open_log, read_to_end, submit
 from tests.sluice_server import RunningSluice, make_sluice
+from tests.slurm.test_logs import count_log_readers, download, open_log, read_to_end, submit
 
 pytestmark = pytest.mark.cluster
 

@@ -67,7 +67,7 @@ prepare() {
   sleep infinity &
   probe=$!
   disown "$probe"
-  trap 'rm -rf "$pipes" pulling; kill "$probe" 2>/dev/null' EXIT
+  trap on_exit EXIT
   trap 'stopping=1' TERM                  # from Slurm: cancelled, preempted, requeued, time limit
   trap 'stopping=1 stop_requested=1' USR2 # a requested stop: scancel --batch --signal=USR2
   trap 'limit_announced=1 limit_check_at=0' USR1 # from Slurm (sbatch --signal), before the time limit
@@ -86,6 +86,36 @@ prepare() {
   for s in "${!step_roles[@]}"; do
     step_live[s]=0
     for r in ${step_roles[s]//,/ }; do step_of[r]=$s; done
+  done
+}
+
+# remove_secrets: removes the keys of this run and the values of secrets. After SIGTERM from Slurm the job may be requeued and
+# run again in this directory: secrets.sh stays then, and Sluice removes it when the job has ended.
+remove_secrets() {
+  rm -rf ssh
+  ((stopping && !stop_requested)) || rm -f secrets.sh
+}
+
+# shellcheck disable=SC2329  # the trap for EXIT calls it
+on_exit() {
+  remove_secrets
+  rm -rf "$pipes" pulling
+  kill "$probe" 2>/dev/null
+}
+
+# wait_for_secrets: waits for secrets.sh. If the script has removed it and Slurm has requeued the job nevertheless (RequeueExit,
+# scontrol requeue), Sluice writes it again when it sees that the job waits.
+wait_for_secrets() {
+  local deadline=$((SECONDS + 300))
+  ((has_secrets)) || return 0
+  until [[ -e secrets.sh ]]; do
+    check_stop || return 0
+    if ((SECONDS >= deadline)); then
+      fail_start "$exit_start_failed" start_failed "the values of the job's secrets are not in $attempt_dir"
+      return
+    fi
+    sleep 2 &
+    wait "$!"
   done
 }
 
@@ -252,14 +282,14 @@ read_auth_file() {
 }
 
 # load_image_login SOURCE: makes the user name and password for fetching an image known to the container runtime. They
-# come from the file that authFile in the job file names, or from roles.sh, which takes precedence.
+# come from the file that authFile in the job file names, or from secrets.sh, which takes precedence.
 load_image_login() {
   local user='' password='' registry i image_logins=()
   image_registry "$1"
   [[ -z $auth_file ]] || read_auth_file "$registry" || return
   if ((has_image_logins)); then
     # shellcheck source=/dev/null
-    . "$attempt_dir/roles.sh" || return
+    . "$attempt_dir/secrets.sh" || return
     for ((i = 0; i < ${#image_logins[@]}; i += 3)); do
       [[ ${image_logins[i]} != "$1" ]] || user=${image_logins[i + 1]} password=${image_logins[i + 2]}
     done
@@ -738,7 +768,7 @@ finish() {
   ((live_steps == 0 || signalled_by_slurm)) || end_steps
   wait_for_steps $((grace_s + 10))
   mark_out_of_memory
-  rm -rf ssh # the keys of this run
+  remove_secrets
   # Slurm's accounting should show CANCELLED after a requested stop and TIMEOUT at the time limit. Only Slurm
   # sets these states, so this script cancels the job, or waits for the time limit. After SIGTERM from Slurm
   # it does neither: Slurm has already decided how the job ends, and scancel would undo a requeue.
@@ -754,7 +784,8 @@ finish() {
 }
 
 prepare
-check_directories
+wait_for_secrets
+check_stop && check_directories
 check_stop && copy_code
 check_stop && log_job
 check_stop && make_ssh_keys

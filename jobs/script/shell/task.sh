@@ -9,7 +9,8 @@
 # Usage in a session of the task's SSH server (sshd.sh): task.sh ATTEMPT_DIR ROLE,… RESTART_COUNT TASK_DATA
 # Runs a command in a further container, equal to the task's.
 # roles.sh has the data of the job: settings, arrays, and the functions role_settings, role_variables and
-# role_commands. role_variables calls the functions `variable`, `template` and `family` of this file.
+# role_commands. role_variables calls the functions `variable`, `template` and `family` of this file, and the function
+# secret_variables of secrets.sh, if there are secrets.
 # shellcheck disable=SC2154,SC2329  # roles.sh sets variables and calls functions
 
 set -u
@@ -21,6 +22,8 @@ session_data=${4-}
 index=${SLURM_PROCID:?}
 # shellcheck source=/dev/null
 . "$attempt_dir/roles.sh" || exit
+# shellcheck source=/dev/null
+((!has_secrets)) || . "$attempt_dir/secrets.sh" || exit
 # shellcheck source=/dev/null
 [[ $ssh_mode == off ]] || . "$attempt_dir/sshd.sh" || exit
 # The ranks of the step are the tasks of its first role, then those of the next: index is the index in the role.

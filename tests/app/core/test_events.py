@@ -28,7 +28,6 @@ from core.events.records import (
     EventRow,
     NewEvent,
     last_event_number,
-    purge_events_before,
     read_events_since,
     record_events,
 )
@@ -235,7 +234,7 @@ class TestHub:
         assert await hub.backfill(subscription, subscription.start_after + 10) is None
         await sync_to_async(record_ticks)(scenario, job)
         newest = await sync_to_async(lambda: Event.objects.last().at)()  # type: ignore[union-attr]
-        await sync_to_async(purge_events_before)(newest)
+        await sync_to_async(Event.objects.filter(at__lt=newest).delete)()
         assert await hub.backfill(subscription, 2) is None
         hub.unsubscribe(subscription)
 

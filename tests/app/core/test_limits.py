@@ -14,6 +14,7 @@ from django.test import Client
 from django.test.utils import CaptureQueriesContext
 
 from core import limits
+from core.housekeeping import delete_expired_rows
 from core.limits import AtOnce, ConcurrencyLimiter, Rate, RateLimiter, hashed_key
 from core.models import AtOnceCount, RateBucket
 from tests.app.scenario import Scenario
@@ -260,16 +261,14 @@ def test_limit_is_never_exceeded_in_a_race() -> None:
     assert all(limiter.count_held("") == 0 for limiter in limiters)
 
 
-def test_housekeeping_deletes_unused_rows_in_batches(db: None) -> None:
+def test_housekeeping_deletes_unused_rows(db: None) -> None:
     limiter, counter = RateLimiter(), ConcurrencyLimiter()
     for number in range(5):
         limiter.take(Rate(f"old:{number}", 10))
         counter.acquire(AtOnce(f"old:{number}", 1, BUSY)).release()
     let_time_pass(limits.UNUSED_AFTER_S + limits.ROW_TTL_S + 60)
     RateLimiter().take(Rate("new", 10))
-    assert limits.delete_unused_rows(max_rows=2) == 4
-    while limits.delete_unused_rows(max_rows=2):
-        pass
+    delete_expired_rows(before_batch=lambda: None, budget_s=10)
     assert list(RateBucket.objects.values_list("key", flat=True)) == ["new"]
     assert not AtOnceCount.objects.exists()
     # A key whose row was deleted is written again.

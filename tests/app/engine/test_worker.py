@@ -140,9 +140,9 @@ def test_apps_register_their_passes(scenario: Scenario) -> None:
     passes = create_passes(PassContext(scenario.cluster, lease))
     try:
         assert [work.name for work in passes] == [
-            *("diagnostics", "capacity", "accounting"),
-            *("submit", "control", "poll", "task_states", "remove_files", "upload_cleanup"),
-            "image_list",
+            *("diagnostics", "capacity", "accounting", "housekeeping"),
+            *("submit", "control", "poll", "task_states", "secret_files"),
+            *("remove_files", "upload_cleanup", "image_list"),
         ]
     finally:
         for work in passes:

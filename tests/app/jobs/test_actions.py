@@ -300,6 +300,22 @@ class TestChange:
         with pytest.raises(InvalidTransition):
             actions.change_time_limit(job=mark_ended(job), by=scenario.alice, time_limit_s=60)
 
+    def test_time_limit_respects_the_partitions_maximum(self, scenario: Scenario) -> None:
+        job = scenario.job()  # partition cpu allows a day
+        scenario.create_live_attempt(job)
+        ten_years_s = 10 * 365 * 86400
+        for user in (scenario.alice, scenario.chief, scenario.admin):
+            with pytest.raises(InvalidValue) as refused:
+                actions.change_time_limit(job=job, by=user, time_limit_s=ten_years_s)
+            assert "Partition cpu allows a time limit of 1-00:00:00" in refused.value.user_message
+        job = actions.change_time_limit(job=job, by=scenario.alice, time_limit_s=86400)
+        assert job.wanted_time_limit_s == 86400
+        # The engine decides about a limit that a QOS may lift, and about a lower limit than the present one.
+        Job.objects.filter(pk=job.pk).update(plan={**job.plan, "qos": "long"})
+        actions.change_time_limit(job=job, by=scenario.alice, time_limit_s=86460)
+        Job.objects.filter(pk=job.pk).update(plan=job.plan, time_limit_s=90000)
+        actions.change_time_limit(job=job, by=scenario.alice, time_limit_s=86520)
+
     def test_unchanged_edit_writes_no_event(self, scenario: Scenario) -> None:
         job = scenario.job()
         actions.update_job(job=job, by=scenario.alice, description="hello", labels={"a": "b"})

@@ -494,8 +494,8 @@ def test_shm_without_effect_is_warned_about(
     assert expected in warning["message"]
 
 
-def test_image_login_is_written_to_role_data_only(alice: Client, scenario: Scenario) -> None:
-    login = "uri: registry.lab/x:1, auth: {username: reader, password: it's secret}"
+def test_image_login_is_written_to_the_secrets_only(alice: Client, scenario: Scenario) -> None:
+    login = "uri: registry.lab/x:1, auth: {username: reader, password: it's 4711}"
     text = V2.replace("uri: busybox", login)
     plan = send(alice, "jobs/plan", text, content_type="application/yaml").json()
     sent = send(alice, "jobs", text, content_type="application/yaml")
@@ -509,13 +509,14 @@ def test_image_login_is_written_to_role_data_only(alice: Client, scenario: Scena
         options = RenderOptions(image_cache_dir="/cache")
         paths = AttemptPaths("/w", str(job.pk), 1)
         files = render_attempt(job, paths, unix_user="alice", options=options)
-        assert "registry.lab/x:1 reader 'it'\"'\"'s secret'" in files["roles.sh"]
+        assert "registry.lab/x:1 reader 'it'\"'\"'s 4711'" in files["secrets.sh"]
         assert "has_image_logins=1" in files["batch.sh"]
-        assert files["roles.sh"].count("s secret") == 1  # not exported to the tasks
-        assert "s secret" not in json.dumps([files["batch.sh"], files["task.sh"]])
-        assert "s secret" not in json.dumps([job.spec, job.plan, job.warnings])
+        assert files["secrets.sh"].count("s 4711") == 1  # not exported to the tasks
+        others = [text for name, text in files.items() if name != "secrets.sh"]
+        assert not [text for text in others if "s 4711" in text]
+        assert "s 4711" not in json.dumps([job.spec, job.plan, job.warnings])
     assert Job.objects.count() == 2
-    assert "s secret" not in sent.content.decode() + json.dumps(plan)
+    assert "s 4711" not in sent.content.decode() + json.dumps(plan)
     assert "has_image_logins=1" in plan["script"]
     Cluster.objects.update(runtime="none")
     planned = send(alice, "jobs/plan", text, content_type="application/yaml").json()

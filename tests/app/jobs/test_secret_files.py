@@ -1,4 +1,4 @@
-"""Namespace members may read a job's directory, except the file that contains its secrets."""
+"""People may read a job's directory, except the files that contain its secrets: not even the owner, whatever the token."""
 
 from __future__ import annotations
 
@@ -56,68 +56,88 @@ LocalDiskTransport.__abstractmethods__ = frozenset()
 class FileApiClient:
     def __init__(self, attempt: Attempt) -> None:
         self.url = f"/api/v1/jobs/{attempt.job_id}/files"
+        self.scope = "read"
 
     def get(self, user: User, path: str) -> Any:
         _row, secret = create_token(
-            user=user, name="t", scope="read", expires_at=timezone.now() + timedelta(days=1)
+            user=user, name="t", scope=self.scope, expires_at=timezone.now() + timedelta(days=1)
         )
         return Client().get(self.url + path, headers={"Authorization": f"Bearer {secret}"})
 
-    def names(self, user: User) -> set[str]:
-        return {item["name"] for item in self.get(user, "").json()["items"]}
+    def names(self, user: User, query: str = "") -> set[str]:
+        return {item["name"] for item in self.get(user, query).json()["items"]}
 
-    def tar_names(self, user: User) -> set[str]:
-        body = b"".join(self.get(user, "/tar").streaming_content)
+    def tar_names(self, user: User, query: str = "") -> set[str]:
+        body = b"".join(self.get(user, "/tar" + query).streaming_content)
+        assert SECRET not in body
         with tarfile.open(fileobj=io.BytesIO(body)) as tar:
             return set(tar.getnames())
 
 
 @pytest.fixture
-def file_client(
-    scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> FileApiClient:
-    attempt = scenario.create_live_attempt(scenario.job())
-    attempt.work_dir = str(tmp_path / "1")
+def job_dir(scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory of a job with one attempt. Its output directory is the directory that contains all jobs."""
+    job = scenario.job()
+    attempt = scenario.create_live_attempt(job)
+    attempt.work_dir = str(tmp_path / "jobs" / str(job.pk) / "1")
     attempt.save()
+    spec = {**job.spec, "outputDir": str(tmp_path / "jobs")}
+    type(job).objects.filter(pk=job.pk).update(spec=spec)
+    directory = Path(attempt.work_dir)
     for name, data in {
         "roles.sh": SECRET,
+        "secrets.sh": SECRET,
         "ssh/user_key": SECRET,
         "logs/roles.sh": b"a log",
         "work/roles.sh": b"mine",
     }.items():
-        entry = tmp_path / "1" / name
+        entry = directory / name
         entry.parent.mkdir(parents=True, exist_ok=True)
         entry.write_bytes(data)
-    (tmp_path / "1" / "work" / "link").symlink_to("../roles.sh")
-    (tmp_path / "1" / "elsewhere").symlink_to("roles.sh")
-    (tmp_path / "1" / "keys").symlink_to("ssh")
+    (directory / "work" / "link").symlink_to("../secrets.sh")
+    (directory / "elsewhere").symlink_to("roles.sh")
+    (directory / "keys").symlink_to("ssh")
     monkeypatch.setattr("jobs.files.transport_for", lambda *_: LocalDiskTransport())
-    return FileApiClient(attempt)
+    return directory.parent
 
 
-def test_owner_can_read_all_files(scenario: Scenario, file_client: FileApiClient) -> None:
-    assert file_client.names(scenario.alice) >= {"roles.sh", "ssh"}
-    assert file_client.tar_names(scenario.alice) >= {"roles.sh", "ssh/user_key"}
-    response = file_client.get(scenario.alice, "/download?path=roles.sh")
-    assert b"".join(response.streaming_content) == SECRET
+@pytest.fixture
+def file_client(job_dir: Path) -> FileApiClient:
+    return FileApiClient(Attempt.objects.get())
 
 
-@pytest.mark.parametrize("username", ["viewer", "bob", "chief"])
-def test_others_can_read_the_job_but_not_its_secrets(
-    scenario: Scenario, file_client: FileApiClient, username: str
+@pytest.mark.parametrize("scope", ["read", "write"])
+@pytest.mark.parametrize("username", ["alice", "viewer", "bob", "chief", "admin"])
+def test_nobody_reads_secrets_but_the_rest_of_the_job(
+    scenario: Scenario, file_client: FileApiClient, username: str, scope: str
 ) -> None:
-    user = getattr(scenario, username)
+    user, file_client.scope = getattr(scenario, username), scope
     assert file_client.names(user) == {"logs", "work", "elsewhere", "keys"}
     assert file_client.tar_names(user) == {"logs", "logs/roles.sh", "work", "work/roles.sh"}
     for path in (
         "roles.sh",
-        ".//roles.sh",
+        "secrets.sh",
+        ".//secrets.sh",
         "work/link",
         "elsewhere",
         "ssh/user_key",
         "keys/user_key",
     ):
         assert file_client.get(user, f"/download?path={path}").status_code == 403, path
-    forbidden = ("roles.sh", "elsewhere", "ssh", "keys")
+    forbidden = ("secrets.sh", "elsewhere", "ssh", "keys")
     for query in (f"{view}?path={path}" for view in ("", "/tar") for path in forbidden):
         assert file_client.get(user, query).status_code == 403, query
+
+
+def test_output_directory_that_contains_jobs_shows_no_secrets(
+    scenario: Scenario, file_client: FileApiClient, job_dir: Path
+) -> None:
+    """The owner may name any directory as output directory, also the one with all jobs."""
+    user, at = scenario.alice, f"?root=output&path={job_dir.name}/1"
+    assert file_client.names(user, at) == {"logs", "work", "elsewhere", "keys"}
+    names = file_client.tar_names(user, "?root=output")
+    assert f"{job_dir.name}/1/logs/roles.sh" in names
+    assert not [name for name in names if name.endswith(("/1/roles.sh", "secrets.sh", "_key"))]
+    for name in ("secrets.sh", "roles.sh", "ssh/user_key"):
+        response = file_client.get(user, f"/download{at}/{name}")
+        assert response.status_code == 403, name

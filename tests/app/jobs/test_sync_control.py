@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.utils import timezone
 
+from clusters.capacity import Partition
 from clusters.passes import PassContext
 from clusters.slurm import JobRecord, parse_job_state
 from clusters.slurm.client import SlurmClient
+from clusters.slurm.time_limits import SlurmLimits
 from clusters.transport.base import CommandResult, Transport
 from engine.lease import Lease
 from jobs import actions
+from jobs.events import events_of
 from jobs.models import Attempt, Job
 from jobs.sync.control import ControlPass
+from jobs.web.event_text import describe_event
 from tests.app.scenario import Scenario
 
 pytestmark = pytest.mark.django_db
@@ -44,9 +49,14 @@ class FakeSlurmClient(SlurmClient):
         self.recorder = RecordingTransport()
         super().__init__(self.recorder)
         self.queue = list(queue)
+        self.limits = SlurmLimits.build([])
 
     def list_queue(self) -> list[JobRecord]:
         return self.queue
+
+    def read_limits(self, *, users: Sequence[str]) -> SlurmLimits:
+        self.users_of_limits = users
+        return self.limits
 
     def argv_of(self, program: str) -> list[list[str]]:
         return [
@@ -54,14 +64,15 @@ class FakeSlurmClient(SlurmClient):
         ]
 
 
-def record(slurm_job_id: str, *, user: str, work_dir: str) -> JobRecord:
+def record(slurm_job_id: str, *, user: str, work_dir: str, **fields: Any) -> JobRecord:
     return JobRecord(
         slurm_job_id,
-        slurm_job_id,
+        fields.pop("raw_id", slurm_job_id),
         parse_job_state("RUNNING"),
         "squeue",
         user=user,
         work_dir=work_dir,
+        **fields,
     )
 
 
@@ -172,3 +183,60 @@ def test_time_limit_is_set_on_the_owners_job_only(scenario: Scenario) -> None:
     bob_slurm = FakeSlurmClient(record("71", user="bob", work_dir=attempt.work_dir))
     create_control_pass(scenario, bob_slurm).run()
     assert [argv[-2:] for argv in bob_slurm.argv_of("scontrol")] == [["JobId=71", "TimeLimit=120"]]
+
+
+def request_time_limit(
+    scenario: Scenario, time_limit_s: int, *components: tuple[str, int]
+) -> tuple[Attempt, FakeSlurmClient]:
+    """Request a limit for a running job with these components: partition and present limit of each.
+
+    Partition `short` allows a day. The request was written when no limit was known.
+    """
+    attempt = scenario.create_live_attempt(scenario.job(), "70")
+    Job.objects.filter(pk=attempt.job_id).update(
+        wanted_time_limit_s=time_limit_s, time_limit_s=3600
+    )
+    slurm = FakeSlurmClient(
+        *(
+            record(
+                f"70+{offset}" if len(components) > 1 else "70",
+                user="alice",
+                work_dir=attempt.work_dir,
+                raw_id=str(70 + offset),
+                partition=partition,
+                time_limit_s=limit_s,
+            )
+            for offset, (partition, limit_s) in enumerate(components)
+        )
+    )
+    slurm.limits = SlurmLimits.build([Partition("short", True, False, (), 86400, None)])
+    create_control_pass(scenario, slurm).run()
+    attempt.job.refresh_from_db()
+    return attempt, slurm
+
+
+def test_time_limit_above_slurms_is_refused_with_an_event(scenario: Scenario) -> None:
+    attempt, slurm = request_time_limit(scenario, 86401, ("short", 3600))
+    assert slurm.users_of_limits == ["alice"]
+    assert slurm.argv_of("scontrol") == []
+    assert (attempt.job.time_limit_s, attempt.job.wanted_time_limit_s) == (3600, None)
+    event = events_of(attempt.job).latest("id")
+    text = "Partition short allows a time limit of 1-00:00:00 at most."
+    assert (event.kind, event.actor) == ("time-limit", "sluice")
+    assert describe_event(event) == f"The new time limit was refused: {text}"
+
+
+def test_time_limit_up_to_slurms_is_set(scenario: Scenario) -> None:
+    attempt, slurm = request_time_limit(scenario, 86400, ("short", 3600))
+    assert [argv[-2:] for argv in slurm.argv_of("scontrol")] == [["JobId=70", "TimeLimit=1440"]]
+    assert attempt.job.time_limit_s == 86400
+
+
+def test_one_component_above_its_limit_refuses_the_change_of_all(scenario: Scenario) -> None:
+    _attempt, slurm = request_time_limit(scenario, 90000, ("long", 3600), ("short", 3600))
+    assert slurm.argv_of("scontrol") == []
+
+
+def test_limit_that_an_operator_raised_may_be_lowered(scenario: Scenario) -> None:
+    _attempt, slurm = request_time_limit(scenario, 90000, ("short", 864000))
+    assert [argv[-1] for argv in slurm.argv_of("scontrol")] == ["TimeLimit=1500"]
