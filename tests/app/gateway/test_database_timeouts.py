@@ -123,7 +123,9 @@ def test_cancelled_statement_is_503(
     client.raise_request_exception = False
     assert client.get(path).status_code == 200
     view = (
-        "jobs.api.catalog.SizeListView.get" if "api" in path else "jobs.web.clusters.list_cluster_usage"
+        "jobs.api.catalog.SizeListView.get"
+        if "api" in path
+        else "jobs.web.clusters.list_cluster_usage"
     )
     monkeypatch.setattr(view, exceed_the_limit)
     request.getfixturevalue("locked_database")
