@@ -145,7 +145,7 @@ class FileShape(TypedDict):
 
 class FileListShape(TypedDict):
     attempt: int
-    root: Literal["work", "output"]
+    root: Literal["work", "output", "model"]
     path: str
     items: list[FileShape]
 

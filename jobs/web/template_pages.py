@@ -293,7 +293,7 @@ def _build_initial_form_data(request: HttpRequest, user: User) -> TemplateFormDa
 def template_edit(request: HttpRequest, template_id: uuid.UUID) -> HttpResponse:
     user = current_user(request)
     template = get_template_or_404(request, template_id)
-    if request.method == "GET":
+    if request.method != "POST":
         return _render_editor(request, TemplateFormData.from_template(template), template=template)
     form_data = TemplateFormData.from_request(request)
     try:

@@ -23,6 +23,7 @@ from sluice.client import default_log_role
 from sluice.command import main, metrics, output
 from sluice.command.jobs import parse_duration
 from sluice.command.templates import parse_parameter
+from sluice.command.terminal import strip_control
 from sluice.display import memory_text
 from sluice.errors import FieldError
 
@@ -259,7 +260,7 @@ def test_default_log_role_is_the_main_role(
 
 
 def test_control_characters_are_removed() -> None:
-    assert output.strip_control("a\x1b[31mb\x07\x9bc\nd") == "a�[31mb��c\nd"
+    assert strip_control("a\x1b[31mb\x07\x9bc\nd") == "a�[31mb��c\nd"
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("90m", 5400), ("2h30m", 9000), ("1d", 86400)])

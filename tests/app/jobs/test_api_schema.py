@@ -25,6 +25,7 @@ from schemathesis.specs.openapi import checks as openapi_checks
 
 from accounts.tokens import create_token
 from core.api.schema import render_schema
+from jobs.files import ROOTS
 from jobs.job_templates import create_template
 from jobs.jobfile.parameters import TemplateParameter
 from jobs.models import Job
@@ -112,3 +113,9 @@ def test_schema_is_openapi_3_1_with_unique_operation_ids() -> None:
     names = [operation["operationId"] for operation in operations]
     assert len(names) == len(set(names)) >= 40
     assert all(operation["summary"] for operation in operations)
+
+
+def test_schema_lists_every_root_of_files() -> None:
+    document = json.loads(render_schema())
+    found = document["components"]["schemas"]["FileList"]["properties"]["root"]["enum"]
+    assert found == list(ROOTS)

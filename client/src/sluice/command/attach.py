@@ -16,6 +16,7 @@ import typer
 from sluice.client import Client, default_log_role
 from sluice.command import output
 from sluice.command.output import EXIT_DETACHED, EXIT_FAILED
+from sluice.command.terminal import OutputFilter
 from sluice.errors import NotFound, SluiceError
 from sluice.logs import LogStream
 from sluice.messages import t
@@ -28,13 +29,16 @@ LAST_OUTPUT_S = 60.0
 
 @dataclass
 class Printer:
-    """Writes the output of tasks to stdout; usable from several threads."""
+    """Writes the output of tasks to stdout, to a terminal filtered; usable from several threads."""
 
     prefix_lines: bool = False  # begin each line with its task
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _partial_lines: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    _filters: dict[tuple[str, int], OutputFilter] = field(default_factory=dict)
 
     def write(self, role: str, index: int, data: bytes) -> None:
+        if not output.mode.json:
+            data = self._filter(role, index, data)
         if not self.prefix_lines and not output.mode.json:
             self._write_bytes(data)
             return
@@ -46,8 +50,15 @@ class Printer:
 
     def finish(self, role: str, index: int) -> None:
         """Print the last line of a task's output if it has no line end."""
+        if rest := self._filter(role, index, b"", final=True):
+            self.write(role, index, rest)
         if line := self._partial_lines.pop((role, index), b""):
             self._print_line(role, index, line)
+
+    def _filter(self, role: str, index: int, data: bytes, *, final: bool = False) -> bytes:
+        if not sys.stdout.isatty():
+            return data
+        return self._filters.setdefault((role, index), OutputFilter()).feed(data, final=final)
 
     def _print_line(self, role: str, index: int, line: bytes) -> None:
         if output.mode.json:

@@ -30,6 +30,7 @@ from sluice.command.options import (
     UniqueNameOption,
     YesOption,
 )
+from sluice.command.terminal import strip_control
 from sluice.errors import Invalid, SluiceError
 from sluice.messages import t
 from sluice.values import Job, Plan, Task
@@ -194,7 +195,7 @@ def show_plan(job_plan: Plan, script: bool) -> None:
     for problem in job_plan.problems:
         output.print_message(problem, "red")
     if job_plan.words:
-        output.print_text(output.strip_control(job_plan.words))
+        output.print_text(strip_control(job_plan.words))
     if cost := format_cost(job_plan):
         output.print_text(t("At most: {cost}", cost=cost))
     if job_plan.ok and job_plan.starts_now:
@@ -386,7 +387,7 @@ def show_job(server_url: str, job: Job, tasks: Sequence[Task]) -> None:
             (t("TASK"), t("STATE"), t("NODE"), t("EXIT CODE")),
             (
                 (
-                    f"{task.role}-{task.index} {output.strip_control(task.role_title)}".rstrip(),
+                    f"{task.role}-{task.index} {strip_control(task.role_title)}".rstrip(),
                     output.task_state_text(task),
                     task.node,
                     "" if task.exit_code is None else task.exit_code,

@@ -24,6 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from sluice.archive import FileProgress
+from sluice.command.terminal import filter_sequences, strip_control
 from sluice.display import memory_text
 from sluice.errors import Forbidden, NotConfigured, SluiceError, Unauthorized, Unreachable
 from sluice.messages import t
@@ -38,7 +39,8 @@ STATE_STYLES = {
     "FAILED": "bold red",
     "STOPPED": "magenta",
 }
-_CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+# JSON allows these unescaped, but a terminal obeys them.
+_UNESCAPED_CONTROL = re.compile(r"[\x7f-\x9f]")
 
 
 @dataclass
@@ -55,23 +57,22 @@ def stderr_console() -> Console:
     return Console(stderr=True, highlight=False, soft_wrap=True)
 
 
-def strip_control(text: object) -> str:
-    """Replace control characters, because text of other users could control the terminal."""
-    return _CONTROL_CHARACTERS.sub("�", str(text))
-
-
 def print_message(text: str, style: str = "") -> None:
     """Print a note to stderr."""
     stderr_console().print(Text(strip_control(text), style=style))
 
 
 def print_json(value: Any) -> None:
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, default=str) + "\n")
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    text = _UNESCAPED_CONTROL.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
+    sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def print_text(text: str) -> None:
-    """Print a text result unchanged."""
+    """Print a text result; on a terminal without control sequences."""
+    if sys.stdout.isatty():
+        text = filter_sequences(text)
     sys.stdout.write(text if text.endswith("\n") else text + "\n")
     sys.stdout.flush()
 

@@ -23,6 +23,7 @@ from sluice.command.options import (
     JsonOption,
     RoleOption,
 )
+from sluice.command.terminal import strip_control
 from sluice.errors import Invalid, NotFound
 from sluice.logs import LogStream
 from sluice.messages import t
@@ -159,7 +160,7 @@ def show_metrics(
         else:
             pairs = {**row["meta"], **row["values"]}
             text = "  ".join(f"{name}={value}" for name, value in pairs.items())
-            output.print_text(f"{row['group']}  {output.strip_control(text)}")
+            output.print_text(f"{row['group']}  {strip_control(text)}")
 
 
 RootOption = Annotated[

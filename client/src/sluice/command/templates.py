@@ -19,6 +19,7 @@ from sluice.command.options import (
     NamespaceOption,
     SecretOption,
 )
+from sluice.command.terminal import strip_control
 from sluice.errors import Invalid
 from sluice.messages import t
 from sluice.values import Template
@@ -86,7 +87,7 @@ def show_template(result: Template) -> None:
     for row in result.parameters:
         description_text = row.get("title") or row.get("description") or ""
         output.print_text(
-            output.strip_control(f"  {row['name']} = {row.get('default', '')}  {description_text}")
+            strip_control(f"  {row['name']} = {row.get('default', '')}  {description_text}")
         )
     output.print_text(yaml.safe_dump(dict(result.spec), allow_unicode=True, sort_keys=False))
 
