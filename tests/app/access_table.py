@@ -33,6 +33,7 @@ ADMIN_COLUMNS = {
 API_TABLE = """
                                                           nobody    outsider  viewer    member    owner     ns_admin  superuser read      write
 GET /api/v1/jobs                                          401       200       200       200       200       200       200       200       200
+GET /front/authenticate                                   401       204       204       204       204       204       204       204       204
 POST /api/v1/jobs [job]                                   401       400       403       201*      201*      201*      201*      403       201*
 POST /api/v1/jobs/plan [job]                              401       400       200       200       200       200       200       200       200
 POST /api/v1/jobs/batch/stop [live ids]                   401       200       200       200       200*      200*      200*      403       200*

@@ -11,7 +11,7 @@ from django.db import connection
 from django.utils import translation
 from pytest_django.plugin import DjangoDbBlocker
 
-from core.limits import RateLimiter
+from core.limits import ConcurrencyLimiter, RateLimiter
 from core.runtime import process_state
 from jobs.sync.owner_threads import OwnerThreads, _UserState
 from tests.app.scenario import Scenario, make_scenario
@@ -48,9 +48,13 @@ def reset_language() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def reset_rate_limits() -> None:
-    """Start each test with unused rate limits: the tables are empty, but the process has leftover tokens."""
+def reset_rate_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start each test with unused rate limits: the tables are empty, but the process has leftover tokens.
+
+    No thread renews counts: it would write rows outside the test's transaction, which later tests would find.
+    """
     process_state.get(RateLimiter).clear()
+    monkeypatch.setattr(ConcurrencyLimiter, "_start_renewal", lambda self: None)
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from django.http.response import HttpResponseBase
 from django.test import Client
 from django.urls import URLPattern, URLResolver, get_resolver, resolve
 
-from core.api.throttle import rate_limit_buckets
+from core.limits import RateLimiter
 from jobs.models import Job
 from tests.app.access_data import AccessData, FakeFiles, send, take_snapshot
 from tests.app.access_data import access_data as access_data  # the fixture
@@ -213,7 +213,7 @@ def test_batch_respects_permissions(access_data: AccessData) -> None:
 @pytest.fixture(autouse=True)
 def unlimited_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """The matrix sends more requests than one person may send in a minute."""
-    monkeypatch.setattr(rate_limit_buckets, "take", lambda *_arguments: 0)
+    monkeypatch.setattr(RateLimiter, "take", lambda _self, _rate: 0.0)
 
 
 def test_anonymous_client_gets_no_session_cookie(client: Client, db: None) -> None:
