@@ -1,12 +1,12 @@
 """The state of this process: one object that holds its components, which are created at their first use.
 
-Once per process: `core.api.throttle.RateLimitBuckets` and `core.api.concurrency.ConcurrencyLimiter` (both created when
-their module is imported), the cache of `clusters.connections`, `jobs.sync.attempt_files.ImageNameCache`. Once per event
-loop, because they contain asyncio objects: `core.events.hub.EventHub`, `jobs.logs.follower.FollowerRegistry`.
+Once per process: `core.limits.RateLimiter` and `core.limits.ConcurrencyLimiter`, the cache of `clusters.connections`,
+`jobs.sync.attempt_files.ImageNameCache`. Once per event loop, because they contain asyncio objects:
+`core.events.hub.EventHub`, `jobs.logs.follower.FollowerRegistry`, the semaphores of `core.remote_threads`.
 
 Module globals hold the rest: registries filled at start (declared event types, pass factories, profile context),
-`lru_cache`s of pure functions, compiled queries (`core.lookup`), the write lock of SQLite (`core.sqlite.base`), the
-thread pool of downloads (`core.api.streams`) and the count of open websockets (`accounts.websockets`).
+`lru_cache`s of pure functions, compiled queries (`core.lookup`), the write lock of SQLite (`core.sqlite.base`) and the
+thread pool of reads from clusters (`core.remote_threads`).
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ API_READS_PER_MINUTE = env_int("SLUICE_API_READS_PER_MINUTE", 3000, minimum=1)
 API_WRITES_PER_MINUTE = env_int("SLUICE_API_WRITES_PER_MINUTE", 600, minimum=1)
 # Requests of a person in progress at once, across the web processes: planning (plan, submit, check, save a template),
 # uploads, and requests that wait for a cluster (files, logs).
-PLANS_PER_PERSON = env_int("SLUICE_PLANS_PER_PERSON", 2, minimum=1)
+PLANS_PER_PERSON = env_int("SLUICE_PLANS_PER_PERSON", 4, minimum=1)
 UPLOADS_PER_PERSON = env_int("SLUICE_UPLOADS_PER_PERSON", 2, minimum=1)
 CLUSTER_REQUESTS_PER_PERSON = env_int("SLUICE_CLUSTER_REQUESTS_PER_PERSON", 6, minimum=1)
 # The same per Unix user of a cluster, whoever sends the requests: its logins may be slow.

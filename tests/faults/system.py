@@ -192,6 +192,9 @@ class SystemUnderTest:
             SLUICE_LOG_FORMAT="plain",
             SLUICE_API_WRITES_PER_MINUTE="6000",
             SLUICE_SOCKETS_PER_PERSON="200",
+            SLUICE_PLANS_PER_PERSON="50",
+            SLUICE_CLUSTER_REQUESTS_PER_PERSON="100",
+            SLUICE_CLUSTER_REQUESTS_PER_UNIX_USER="100",
         )
         self._wrap_commands()
         port = self.sluice.url.rsplit(":", 1)[1]
