@@ -76,7 +76,7 @@ class MembershipInline(NotOwnMembership, MembershipTabularInline):
     extra = 0
     autocomplete_fields = ("user", "namespace")
 
-    def has_add_permission(self, request: HttpRequest, obj: Any) -> bool:
+    def has_add_permission(self, request: HttpRequest, obj: Any) -> bool:  # type: ignore[override]
         return super().has_add_permission(request, obj) and not _is_own(request, obj)
 
 

@@ -15,6 +15,12 @@ const MAX_UNRENDERED_BYTES = 8 * 1024 * 1024; // if more bytes wait for renderin
 const SCROLLBACK_LINES = 20000;
 const CONTEXT_BYTES = 4096; // shown before a search match
 const WIDE_COLUMNS = 500; // terminal width without line wrapping
+// A log is untrusted text. These sequences of it have no effect: window and icon title, colours of the palette,
+// links, notifications, clipboard, and their resets.
+const IGNORED_OSC = [0, 1, 2, 4, 5, 8, 9, 10, 11, 12, 50, 52, 99, 104, 105, 110, 111, 112, 133, 777, 1337];
+// Of the private modes only: wrap lines (7), show the cursor (25). Others would hide the log behind the alternate
+// screen or send the mouse to it, so that text could not be selected.
+const ALLOWED_PRIVATE_MODES = new Set([7, 25]);
 
 const THEMES = {
   light: { background: "#ffffff", foreground: "#1f2937", cursor: "#ffffff", selectionBackground: "#bcd7f5", black: "#1f2937", red: "#b42318", green: "#1a7f37", yellow: "#8a5a00", blue: "#0550ae", magenta: "#8250df", cyan: "#0b6b75", white: "#57606a" },
@@ -76,9 +82,10 @@ class LogView extends HTMLElement {
       allowProposedApi: true, convertEol: true, disableStdin: true, cursorBlink: false, cursorInactiveStyle: "none",
       scrollback: SCROLLBACK_LINES, fontSize: 12, theme: this.theme(), minimumContrastRatio: 4.5,
       fontFamily: "ui-monospace, SFMono-Regular, Menlo, Consolas, 'Noto Sans Mono CJK SC', monospace",
-      // Links in a log are untrusted, so a click does not open them.
+      // A click on a link does not open it. Also without effect by default: reports about the window (windowOptions).
       linkHandler: { activate: () => {} },
     });
+    ignoreSequences(this.terminal.parser);
     this.fitter = new FitAddon();
     this.searcher = new SearchAddon();
     this.terminal.loadAddon(this.fitter);
@@ -257,6 +264,15 @@ class LogView extends HTMLElement {
     if (this.socket !== refused || !this.isConnected) return;
     if (problem === "signed-out") window.location.reload();
     else if (problem === "refused") this.setStatus(gettext("Too many logs and pages are open. Close some; this one tries again automatically."));
+  }
+}
+
+/** Make the terminal ignore sequences that affect more than the text of the log. */
+function ignoreSequences(parser) {
+  for (const code of IGNORED_OSC) parser.registerOscHandler(code, () => true);
+  parser.registerDcsHandler({ intermediates: "$", final: "q" }, () => true); // asks for the terminal's settings
+  for (const final of ["h", "l"]) {
+    parser.registerCsiHandler({ prefix: "?", final }, (params) => params.flat().some((mode) => !ALLOWED_PRIVATE_MODES.has(mode)));
   }
 }
 

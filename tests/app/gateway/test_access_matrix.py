@@ -116,11 +116,11 @@ def test_head_is_answered_like_get(access_data: AccessData, row: Row) -> None:
     url = row.url.format(**access_data.ids)
     for person in ("anonymous", "owner", "superuser"):
         (client,) = access_data.clients(person)
-        get = client.get(url)
+        get: Any = client.get(url)
         if get.streaming:
             b"".join(get.streaming_content)
         transfers = FakeFiles.started_transfers
-        head = client.head(url)
+        head: Any = client.head(url)
         assert head.status_code == get.status_code, person
         assert FakeFiles.started_transfers == transfers
         for name in (
