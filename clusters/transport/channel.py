@@ -30,8 +30,10 @@ from core.messages import msg
 PACKET_BYTES = 128 * 1024
 # paramiko 5.1's Channel.sendall copies the unsent rest for each packet: pass it small pieces.
 SEND_BYTES = 256 * 1024
-# How much the start-up files of a login shell may print before the command's own output.
+# How much the start-up files of a login shell may print before the command's own output, and how long they may take
+# before a command whose output is read while it runs.
 MAX_LOGIN_OUTPUT_BYTES = 64 * 1024
+LOGIN_TIMEOUT_S = 30.0
 # How often a waiting command checks whether its request was cancelled.
 CANCEL_CHECK_INTERVAL_S = 0.5
 # Exit codes of GNU timeout: 124 after SIGTERM, 137 after SIGKILL (-k).
@@ -53,7 +55,7 @@ class RemoteProgram(RunningProgram):
     """A command on its own channel.
 
     The command line prints `mark` before the command's output. What comes before the mark was printed by start-up
-    files of the login shell and is dropped.
+    files of the login shell and is dropped. They may print endlessly: what is kept of it, and the wait, are limited.
     """
 
     def __init__(
@@ -108,17 +110,20 @@ class RemoteProgram(RunningProgram):
         self._send_stdin(stdin)
         out: list[bytes] = []
         err: list[bytes] = []
-        remaining_bytes = max_output_bytes + len(self._mark)
+        remaining_bytes = max_output_bytes
         channel, poller = self._channel, select.poll()
         poller.register(channel.fileno(), select.POLLIN)
         while True:
             ended = channel.eof_received or channel.closed
             if channel.recv_ready():
-                out.append(self._receive(channel.recv, PACKET_BYTES))
+                out.append(self._drop_login_output(self._receive(channel.recv, PACKET_BYTES)))
                 remaining_bytes -= len(out[-1])
             elif channel.recv_stderr_ready():
                 err.append(self._receive(channel.recv_stderr, PACKET_BYTES))
                 remaining_bytes -= len(err[-1])
+                # sshd sends the mark before what the command writes to stderr.
+                if self._login_output is not None and sum(map(len, err)) > MAX_LOGIN_OUTPUT_BYTES:
+                    raise self._noisy_login_error(err[-1])
             elif ended:
                 break
             else:
@@ -135,7 +140,9 @@ class RemoteProgram(RunningProgram):
         exit_code = self._exit_code(deadline)
         if exit_code in TIMEOUT_EXIT_CODES and time.monotonic() >= deadline:
             raise self._timeout_error()
-        return exit_code, self._strip_login_output(b"".join(out), err), b"".join(err)
+        if self._login_output is not None:
+            raise self._shell_error(self._login_output, b"".join(err))
+        return exit_code, b"".join(out), b"".join(err)
 
     def _wait_for_data(self, poller: select.poll, deadline: float) -> None:
         """Wait for a while. Raises CommandTimeout at the deadline, RequestCancelled if the request was cancelled."""
@@ -160,10 +167,15 @@ class RemoteProgram(RunningProgram):
         except (OSError, EOFError):
             return  # the command ended without reading all of it
 
-    def _strip_login_output(self, out: bytes, err: list[bytes]) -> bytes:
-        _before, found, output = out.partition(self._mark)
-        if not found:
-            raise self._shell_error(out, b"".join(err))
+    def _drop_login_output(self, chunk: bytes) -> bytes:
+        """Return what comes after the mark. Raises AuthFailed if too much has come before it."""
+        if self._login_output is None:
+            return chunk
+        received = self._login_output + chunk
+        before, found, output = received.partition(self._mark)
+        if len(before) > MAX_LOGIN_OUTPUT_BYTES:
+            raise self._noisy_login_error(before)
+        self._login_output = None if found else before
         return output
 
     def _exit_code(self, deadline: float) -> int:
@@ -188,15 +200,23 @@ class RemoteProgram(RunningProgram):
     def read(self, limit: int, timeout_s: float) -> bytes:
         deadline = time.monotonic() + timeout_s
         while True:
-            self._channel.settimeout(max(0.0, deadline - time.monotonic()))
-            chunk = self._receive(self._channel.recv, limit)
-            if self._login_output is None or not chunk:
+            chunk = self._read_chunk(limit, deadline)
+            if not chunk:
                 return chunk
-            received = self._login_output + chunk
-            _before, found, rest = received.partition(self._mark)
-            self._login_output = None if found else received[-MAX_LOGIN_OUTPUT_BYTES:]
-            if rest:
-                return rest
+            if output := self._drop_login_output(chunk):
+                return output
+
+    def _read_chunk(self, limit: int, deadline: float) -> bytes:
+        login_deadline = self.started_at + LOGIN_TIMEOUT_S
+        logging_in = self._login_output is not None
+        until = min(deadline, login_deadline) if logging_in else deadline
+        try:
+            self._channel.settimeout(max(0.0, until - time.monotonic()))
+            return self._receive(self._channel.recv, limit)
+        except TimeoutError:
+            if logging_in and time.monotonic() >= login_deadline:
+                raise self._timeout_error() from None
+            raise
 
     def send(self, data: bytes) -> None:
         try:
@@ -235,6 +255,18 @@ class RemoteProgram(RunningProgram):
                 user=self._connection.user,
             ),
             detail=repr((out[-2000:], err[-2000:])),
+        )
+
+    def _noisy_login_error(self, printed: bytes) -> ClusterError:
+        return AuthFailed(
+            msg(
+                "ssh.login-prints-too-much",
+                "%(name)s accepts the login of %(user)s, but its start-up files (such as .bashrc) print more than %(limit)s bytes. They must print nothing in sessions without a terminal.",
+                name=self._connection.host_name,
+                user=self._connection.user,
+                limit=MAX_LOGIN_OUTPUT_BYTES,
+            ),
+            detail=repr(printed[:500]),
         )
 
     def _connection_lost_error(self) -> ConnectionLost:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from devtools.embedded_cluster import accounts, apptainer, images, memory, packages
 from devtools.embedded_cluster.configuration import write_configuration
-from devtools.embedded_cluster.console import ClusterSetupError, ProgressSteps, run
+from devtools.embedded_cluster.console import ClusterSetupError, ProgressSteps, open_log, run
 from devtools.embedded_cluster.daemons import Daemon, build_daemons, build_slurm_environment
 from devtools.embedded_cluster.layout import (
     NODES,
@@ -74,6 +74,7 @@ def up(layout: Layout, *, with_images: bool) -> None:
 def prepare(layout: Layout, steps: ProgressSteps) -> Path:
     """Prepare packages, accounts, directories and configuration; returns the log file of the installation commands."""
     bootstrap_log = SHARED_DIR / "install.log"
+    open_log(bootstrap_log).close()  # also makes an older one private
     with steps.step(f"packages (log: {bootstrap_log})") as remarks:
         installed = packages.install(packages.CLUSTER_REQUIREMENTS, log=bootstrap_log)
         installed += packages.install_pmix(log=bootstrap_log)

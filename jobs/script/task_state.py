@@ -12,6 +12,7 @@ from enum import IntEnum
 # SIGTERM to every task, SIGKILL after the grace period, and cancels the job.
 STOP_SIGNAL = "USR2"
 # The owner of an attempt can replace its files. Longer texts for people are cut.
+MAX_NAME_LENGTH = 255
 MAX_IMAGE_LENGTH = 255
 MAX_ERROR_LENGTH = 300
 
@@ -114,7 +115,16 @@ def _clean_text(text: str, limit: int) -> str:
 
 
 def _parse_int(text: str) -> int | None:
-    return int(text) if text.isascii() and text.removeprefix("-").isdigit() else None
+    """Parse a number that fits into a database column; None for anything else."""
+    if not text.isascii() or not text.removeprefix("-").isdigit():
+        return None
+    number = int(text)
+    return number if abs(number) < 2**31 else None
+
+
+def _parse_name(text: str) -> str:
+    """Parse a name or address that people see and the database stores: no control characters, NUL in particular."""
+    return _clean_text(text, MAX_NAME_LENGTH)
 
 
 def _parse_seconds(text: str) -> float | None:
@@ -130,7 +140,8 @@ def _parse_ports(text: str) -> dict[str, tuple[int, ...]]:
     ports_by_label = {}
     for entry in filter(None, text.split(";")):
         label, _, numbers = entry.rpartition(":")
-        ports_by_label[label] = tuple(int(n) for n in numbers.split(",") if n.isdigit())
+        parsed = (_parse_int(n) for n in numbers.split(","))
+        ports_by_label[_parse_name(label)] = tuple(n for n in parsed if n is not None and n >= 0)
     return ports_by_label
 
 
@@ -143,20 +154,20 @@ def parse_task_state(text: str) -> TaskState:
     return TaskState(
         role=values["role"],
         index=index,
-        state=values["state"],
+        state=_parse_name(values["state"]),
         restart_count=_parse_int(values.get("restart_count", "")) or 0,
-        host=values.get("host", ""),
-        ip=values.get("ip", ""),
+        host=_parse_name(values.get("host", "")),
+        ip=_parse_name(values.get("ip", "")),
         ports=_parse_ports(values.get("ports", "")),
-        gpus=tuple(filter(None, values.get("gpus", "").split(","))),
-        step=values.get("step", ""),
+        gpus=tuple(filter(None, _parse_name(values.get("gpus", "")).split(","))),
+        step=_parse_name(values.get("step", "")),
         pid=_parse_int(values.get("pid", "")),
         log_offset=_parse_int(values.get("log_offset", "")) or 0,
         started=_parse_seconds(values.get("started", "")),
         ended=_parse_seconds(values.get("ended", "")),
         exit_code=_parse_int(values.get("exit_code", "")),
         signal=_parse_int(values.get("signal", "")),
-        reason=values.get("reason", ""),
+        reason=_parse_name(values.get("reason", "")),
         image=_clean_text(values.get("image", ""), MAX_IMAGE_LENGTH),
     )
 
@@ -164,11 +175,14 @@ def parse_task_state(text: str) -> TaskState:
 def parse_image_pull(text: str) -> ImagePull:
     """Parse the file "pulling". Raises ValueError if it is not complete."""
     values = _parse_pairs(text)
-    pulled_bytes = _parse_int(values.get("bytes", ""))
+    text_of_bytes = values.get("bytes", "")
+    pulled_bytes = (
+        int(text_of_bytes) if text_of_bytes.isascii() and text_of_bytes.isdigit() else None
+    )
     if not values.get("role") or pulled_bytes is None:
         raise ValueError("not a file with the progress of fetching an image")
     image = _clean_text(values.get("image", ""), MAX_IMAGE_LENGTH)
-    return ImagePull(values["role"], image, max(0, pulled_bytes))
+    return ImagePull(values["role"], image, pulled_bytes)
 
 
 def parse_script_result(text: str) -> ScriptResult:
@@ -179,11 +193,11 @@ def parse_script_result(text: str) -> ScriptResult:
         raise ValueError("not a result file of a batch script")
     return ScriptResult(
         outcome=values["outcome"],
-        rule=values.get("rule", ""),
-        role=values.get("role", ""),
+        rule=_parse_name(values.get("rule", "")),
+        role=_parse_name(values.get("role", "")),
         index=_parse_int(values.get("index", "")),
         exit_code=code,
-        reason=values.get("reason", ""),
+        reason=_parse_name(values.get("reason", "")),
         image=_clean_text(values.get("image", ""), MAX_IMAGE_LENGTH),
         error=_clean_text(values.get("error", ""), MAX_ERROR_LENGTH),
         restart_count=_parse_int(values.get("restart_count", "")) or 0,

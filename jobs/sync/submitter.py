@@ -2,7 +2,8 @@
 
 Owners take turns, so that a thousand jobs of one owner do not delay the first job of another. In a turn up to
 BATCHES_PER_TURN batches (`jobs.sync.batch`) of one owner are sent; while sbatch runs for one batch, the next one is
-prepared. After a failure the owner's next turn is paused.
+prepared. After a failure the owner's next turn is paused, and runs in threads that only such owners use: however many
+logins hang, the other owners' jobs are submitted.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ logger = logging.getLogger(__name__)
 
 BATCHES_PER_TURN = 5
 MAX_CONCURRENT_OWNERS = 4
+MAX_CONCURRENT_FAILED_OWNERS = 2
 # Batches of one owner for which sbatch may run at the same time. More than one, because sbatch spends most of
 # its time waiting for slurmctld.
 MAX_CONCURRENT_BATCHES_PER_OWNER = 2
@@ -45,8 +47,12 @@ class Submitter(Pass):
         self._turn_pool = ThreadPoolExecutor(
             MAX_CONCURRENT_OWNERS, thread_name_prefix=f"submit-{name}"
         )
+        self._failed_turn_pool = ThreadPoolExecutor(
+            MAX_CONCURRENT_FAILED_OWNERS, thread_name_prefix=f"submit-failed-{name}"
+        )
         self._sbatch_pool = ThreadPoolExecutor(
-            MAX_CONCURRENT_OWNERS * MAX_CONCURRENT_BATCHES_PER_OWNER,
+            (MAX_CONCURRENT_OWNERS + MAX_CONCURRENT_FAILED_OWNERS)
+            * MAX_CONCURRENT_BATCHES_PER_OWNER,
             thread_name_prefix=f"sbatch-{name}",
         )
         self._lock = threading.Lock()
@@ -54,6 +60,7 @@ class Submitter(Pass):
         # By owner id, in seconds of the monotonic clock.
         self._paused_until: dict[int, float] = {}
         self._last_turn_at: dict[int, float] = {}
+        self._failed_owners: set[int] = set()  # owners whose last turn failed
         self._closed = False
 
     def run(self) -> bool:
@@ -90,11 +97,14 @@ class Submitter(Pass):
     def close(self) -> None:
         self._closed = True
         self._turn_pool.shutdown(wait=True, cancel_futures=True)
+        self._failed_turn_pool.shutdown(wait=True, cancel_futures=True)
         self._sbatch_pool.shutdown(wait=True)
 
     def _enqueue_turn(self, owner_id: int) -> None:
         if not self._closed:
-            self._active_turns[owner_id] = self._turn_pool.submit(self._run_turn, owner_id)
+            failed = owner_id in self._failed_owners
+            pool = self._failed_turn_pool if failed else self._turn_pool
+            self._active_turns[owner_id] = pool.submit(self._run_turn, owner_id)
 
     def _run_turn(self, owner_id: int) -> None:
         more, pause_s = False, SUBMIT_RETRY_DELAY_S
@@ -116,6 +126,7 @@ class Submitter(Pass):
             with self._lock:
                 self._last_turn_at[owner_id] = time.monotonic()
                 self._paused_until[owner_id] = time.monotonic() + pause_s
+                (self._failed_owners.add if pause_s else self._failed_owners.discard)(owner_id)
                 del self._active_turns[owner_id]
                 if more:
                     self._enqueue_turn(owner_id)  # behind the owners whose turns are queued already

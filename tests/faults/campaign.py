@@ -119,6 +119,12 @@ FAULTS = (
         max_duration_s=8.0,
         timeout_s=240.0,
     ),
+    InjectedFault(
+        "connection cut after sbatch",
+        _command_fault("sbatch-connection-cut"),
+        max_duration_s=8.0,
+        timeout_s=240.0,
+    ),
     InjectedFault("sbatch slow", _command_fault("sbatch-slow"), max_duration_s=10.0),
     InjectedFault("squeue output empty", _command_fault("squeue-empty")),
     InjectedFault("sacct output truncated", _command_fault("sacct-truncated")),

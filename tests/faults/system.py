@@ -32,6 +32,15 @@ RESTART_AFTER_S = 1.0
 SMALL_DISK_SIZE = "24m"
 
 
+# Kills the process of sshd that serves the caller's connection. It belongs to the Unix user who logged in.
+_CUT_CONNECTION = """pid=$$
+  while [ "$pid" -gt 1 ]; do
+    read -r _ name _ parent _ <"/proc/$pid/stat"
+    case $name in "(sshd"*) kill -KILL "$pid"; break ;; esac
+    pid=$parent
+  done"""
+
+
 @dataclass
 class SupervisedProcess:
     """One Sluice process, restarted whenever it exits. Exits that `kill` or `stop` did not cause are recorded."""
@@ -264,11 +273,17 @@ class SystemUnderTest:
         bin_dir = self.flags / "bin"
         bin_dir.mkdir()
         wrappers = {
-            # With sbatch-hangs and sbatch-output-lost Slurm accepts the job, but the caller gets no job id.
+            # With sbatch-hangs and sbatch-output-lost Slurm accepts the job, but the caller gets no job id. With
+            # sbatch-connection-cut the connection ends after Slurm has accepted the job, before the caller gets its id.
             "sbatch": f"""
 if [ -e {self.flags}/sbatch-hangs ]; then "$REAL" "$@" >/dev/null 2>&1; sleep 300; fi
 if [ -e {self.flags}/sbatch-output-lost ]; then "$REAL" "$@" >/dev/null 2>&1; exit 124; fi
 if [ -e {self.flags}/sbatch-slow ]; then sleep 2; fi
+if [ -e {self.flags}/sbatch-connection-cut ]; then
+  answer=$("$REAL" "$@" 2>&1); code=$?
+  {_CUT_CONNECTION}
+  printf '%s\\n' "$answer"; exit "$code"
+fi
 exec "$REAL" "$@\"""",
             "squeue": f'if [ -e {self.flags}/squeue-empty ]; then exit 0; fi\nexec "$REAL" "$@"',
             "sacct": f"""
