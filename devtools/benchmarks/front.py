@@ -52,7 +52,7 @@ def start_servers(stack: contextlib.ExitStack) -> dict[str, BenchServer]:
     directory.chmod(0o755)  # the user postgres must reach its directory
     postgres = Postgres(directory / "postgres")
     stack.callback(postgres.stop)
-    servers = {}
+    servers: dict[str, BenchServer] = {}
     home, seeded = fill_database(JOBS, postgres.url)
     for name, options in SERVERS.items():
         server_home = home / str(len(servers))
