@@ -192,7 +192,7 @@ def test_renewal_repairs_a_release_that_the_database_did_not_get(
     limit = AtOnce("plan:1", 1, BUSY)
     held = first.acquire(limit)
     with monkeypatch.context() as patch:
-        patch.setattr(limits.connection, "cursor", raise_operational_error)
+        patch.setattr(connection, "cursor", raise_operational_error)
         held.release()
     with pytest.raises(RuntimeError):
         second.acquire(limit)
@@ -209,7 +209,7 @@ def test_request_is_not_counted_if_the_database_fails(
 ) -> None:
     limiter, limit = ConcurrencyLimiter(), AtOnce("plan:1", 1, BUSY)
     with monkeypatch.context() as patch:
-        patch.setattr(limits.connection, "cursor", raise_operational_error)
+        patch.setattr(connection, "cursor", raise_operational_error)
         with pytest.raises(OperationalError):
             limiter.acquire(limit)
     assert limiter.count_held("plan:") == 0
