@@ -1,0 +1,120 @@
+"""`scripts/attack`: attacks a Sluice on this machine with probes and, beside people who work, with load.
+
+Every probe has bounds; the exit status is 1 if one is broken. Without --url it starts a server of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+import traceback
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from devtools.attack import PROBES, Check, none_of
+from devtools.attack import access as access
+from devtools.attack import cluster_logins as cluster_logins
+from devtools.attack import http_syntax as http_syntax
+from devtools.attack import job_files as job_files
+from devtools.attack import sign_in as sign_in
+from devtools.attack import sockets as sockets
+from devtools.attack import streams as streams
+from devtools.attack.instance import prepared_target, start_instance
+from devtools.attack.load import run_load
+from devtools.attack.target import Target
+from devtools.attack.wire import NotLoopback, require_loopback
+
+LOAD = "load"
+PROBE_TIMEOUT_S = 180
+
+
+async def run_probe(target: Target, kind: str) -> list[Check]:
+    """Run one probe. An exception and an exceeded time become failed checks."""
+    try:
+        async with asyncio.timeout(PROBE_TIMEOUT_S):
+            return await PROBES[kind].run(target)
+    except Exception as error:  # noqa: BLE001 - printed, and the run continues
+        traceback.print_exc()
+        return [none_of("errors of the probe", [repr(error)[:200]])]
+
+
+def print_checks(kind: str, checks: list[Check], duration_s: float) -> None:
+    print(f"== {kind} ({duration_s:.0f} s)", flush=True)
+    for check in checks:
+        result = "ok" if check.passed else "BROKEN"
+        print(f"   {result:<8}{check.what:<52}{check.measured:<24} {check.bound}", flush=True)
+
+
+async def attack(url: str, environment: dict[str, str], kinds: list[str], seconds: int) -> Any:
+    """Run the kinds one after the other and return their checks."""
+    results: dict[str, list[Check]] = {}
+    async with prepared_target(url, environment) as target:
+        for kind in kinds:
+            started = time.monotonic()
+            results[kind] = (
+                await run_load(target, seconds) if kind == LOAD else await run_probe(target, kind)
+            )
+            print_checks(kind, results[kind], time.monotonic() - started)
+    return results
+
+
+def list_kinds() -> list[str]:
+    return [*PROBES, LOAD]
+
+
+def parse_options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/attack", description=__doc__)
+    parser.add_argument(
+        "--url", help="a running server on this machine; its settings are in the environment"
+    )
+    parser.add_argument("--seconds", type=int, default=120, help="duration of the load (120)")
+    parser.add_argument("--only", metavar="KIND,…", help="only these kinds")
+    parser.add_argument("--database", choices=["sqlite", "postgres"], default="sqlite")
+    parser.add_argument("--list", action="store_true", help="list the kinds and exit")
+    parser.add_argument("--json", metavar="FILE", help="also write the checks to a file")
+    options = parser.parse_args()
+    options.kinds = options.only.split(",") if options.only else list_kinds()
+    if unknown := sorted(set(options.kinds) - set(list_kinds())):
+        parser.error(f"no such kind: {', '.join(unknown)}; --list shows all")
+    if options.url:
+        try:
+            require_loopback(options.url)
+        except NotLoopback as error:
+            parser.error(f"{error}; attacks go to loopback addresses only")
+    return options
+
+
+def main() -> int:
+    options = parse_options()
+    if options.list:
+        for one in PROBES.values():
+            print(f"{one.kind:<24}{one.description}")
+        print(
+            f"{LOAD:<24}People who work normally: alone, beside legitimate requests, beside the attack."
+        )
+        return 0
+    with contextlib.ExitStack() as stack:
+        url, environment = options.url, dict(os.environ)
+        if not url:
+            sluice = stack.enter_context(start_instance(options.database))
+            url, environment = sluice.url, sluice.env
+        results = asyncio.run(attack(url, environment, options.kinds, options.seconds))
+    broken = {kind: sum(not check.passed for check in checks) for kind, checks in results.items()}
+    for kind, count in broken.items():
+        print(f"{kind:<24}{'ok' if not count else f'{count} of {len(results[kind])} broken'}")
+    if options.json:
+        rows = {kind: [asdict(check) for check in checks] for kind, checks in results.items()}
+        content = {"taken_at": datetime.now(UTC).isoformat(), "checks": rows}
+        Path(options.json).write_text(json.dumps(content, indent=1, ensure_ascii=False))
+    return 1 if any(broken.values()) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
