@@ -12,37 +12,18 @@ import json
 import os
 import sys
 import time
-import traceback
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from devtools.attack import PROBES, Check, none_of
-from devtools.attack import access as access
-from devtools.attack import cluster_logins as cluster_logins
-from devtools.attack import http_syntax as http_syntax
-from devtools.attack import job_files as job_files
-from devtools.attack import sign_in as sign_in
-from devtools.attack import sockets as sockets
-from devtools.attack import streams as streams
+from devtools.attack import PROBES, Check
+from devtools.attack.catalogue import run_probe
 from devtools.attack.instance import prepared_target, start_instance
 from devtools.attack.load import run_load
-from devtools.attack.target import Target
 from devtools.attack.wire import NotLoopback, require_loopback
 
 LOAD = "load"
-PROBE_TIMEOUT_S = 180
-
-
-async def run_probe(target: Target, kind: str) -> list[Check]:
-    """Run one probe. An exception and an exceeded time become failed checks."""
-    try:
-        async with asyncio.timeout(PROBE_TIMEOUT_S):
-            return await PROBES[kind].run(target)
-    except Exception as error:  # noqa: BLE001 - printed, and the run continues
-        traceback.print_exc()
-        return [none_of("errors of the probe", [repr(error)[:200]])]
 
 
 def print_checks(kind: str, checks: list[Check], duration_s: float) -> None:

@@ -28,13 +28,16 @@ async def path_traversal(target: Target) -> list[Check]:
         "/static/sluice/..%00/x",
         "//etc/passwd",
     ]
-    found = []
-    for path in paths:
-        received = await send_raw(
-            target.address, build_request("GET", path, target.address.host), timeout_s=1
-        )
-        if b"root:x:0" in received or b"INSTALLED_APPS" in received or b"HTTP/1.1 5" in received:
-            found.append(path)
+    host = target.address.host
+    received = await asyncio.gather(
+        *(send_raw(target.address, build_request("GET", path, host), timeout_s=2) for path in paths)
+    )
+    leaks = (b"root:x:0", b"INSTALLED_APPS", b"HTTP/1.1 5")
+    found = [
+        path
+        for path, data in zip(paths, received, strict=True)
+        if any(leak in data for leak in leaks)
+    ]
     names = [
         "../../../../../../etc/passwd",
         "/etc/passwd",
@@ -86,7 +89,7 @@ async def header_injection(target: Target) -> list[Check]:
 @probe("csrf", cheap=True)
 async def csrf(target: Target) -> list[Check]:
     """Changes with a session but without the CSRF token, as a page of another origin would send them."""
-    victim, browser = target.people[0], Browser(target, "127.66.6.1")
+    victim, browser = target.people[3], Browser(target, "127.66.6.1")
     if (reply := await browser.sign_in(victim.name, victim.password)).status != 302:
         return [none_of("sign-in", [f"status {reply.status}"])]
     session = ("Cookie", f"sessionid={browser.cookies['sessionid']}")
@@ -130,7 +133,7 @@ async def cache_headers(target: Target) -> list[Check]:
         reply = await target.api("GET", path, target.owner)
         if not _is_private(reply):
             found.append(f"{path.replace(target.jobs.large, 'ID')} ({reply.status})")
-    victim, browser = target.people[0], Browser(target, "127.66.7.1")
+    victim, browser = target.people[4], Browser(target, "127.66.7.1")
     await browser.sign_in(victim.name, victim.password)
     for path in [*PAGES, "/tokens", f"/jobs/{target.jobs.large}", "/no-such-page"]:
         reply = await browser.send("GET", path)

@@ -16,7 +16,7 @@ from devtools.attack import Check, at_most, none_of, probe
 from devtools.attack.target import Person, Target, bystander
 from devtools.attack.wire import Reply
 
-SLOW_LOGIN_S = 20
+SLOW_LOGIN_S = 6
 MAX_GROWTH_MB = 150
 REQUESTS = 12
 
@@ -42,7 +42,7 @@ async def read_files(target: Target, person: Person) -> Reply:
 
 @probe("slow-login", cheap=True)
 async def slow_login(target: Target) -> list[Check]:
-    """A login that sleeps 20 s and many requests for its files, beside people who read their logs."""
+    """A login that sleeps and many requests for its files, beside people who read their logs."""
     attackers = [target.slow, *target.crowd[:3]]
     with changed_login(target, f"sleep {SLOW_LOGIN_S}"):
         async with bystander(target) as person:
@@ -50,10 +50,9 @@ async def slow_login(target: Target) -> list[Check]:
                 asyncio.create_task(read_files(target, attackers[n % len(attackers)]))
                 for n in range(REQUESTS)
             ]
-            await asyncio.sleep(6)
-            for task in requests:
-                task.cancel()
-            await asyncio.gather(*requests, return_exceptions=True)
+            await asyncio.sleep(4)
+        # Cancelled requests continue in the server: wait for them, so that they do not disturb the next probe.
+        await asyncio.gather(*requests)
     return [
         none_of("failures of a person", person.failures),
         at_most("median of a person's requests", person.median_ms, 2000, " ms"),
@@ -68,9 +67,10 @@ async def garbage_login(target: Target) -> list[Check]:
         async with bystander(target) as person:
             replies = await asyncio.gather(*(read_files(target, target.slow) for _ in range(3)))
             growth = target.processes.total_memory_mb() - before_mb
-    found = [str(reply.status) for reply in replies if reply.status in (200, 500)]
+    # 503 would mean that the login was not tried.
+    found = [str(reply.status) for reply in replies if reply.status in (0, 200, 500, 503)]
     return [
-        none_of("believed or failed", found),
+        none_of("believed, failed or not tried", found),
         at_most("memory", growth, MAX_GROWTH_MB, " MB"),
         none_of("failures of a person", person.failures),
     ]

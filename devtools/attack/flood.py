@@ -28,6 +28,7 @@ LEGITIMATE_WORKERS = 30
 # An attacker does not wait longer for a reply.
 PATIENCE_S = 3.0
 HELD_CONNECTIONS = 100
+SLOW_LOGIN_S = 20
 # People of `Target.crowd` who attack; the others send the legitimate requests.
 ATTACKERS = 12
 
@@ -247,7 +248,7 @@ async def _attack(target: Target, seconds: float, per_s: float) -> Summary:
     summary = Summary(seconds=seconds)
     deadline = time.monotonic() + seconds
     kinds = AttackRequests(target).kinds()
-    with cluster_logins.changed_login(target, f"sleep {cluster_logins.SLOW_LOGIN_S}"):
+    with cluster_logins.changed_login(target, f"sleep {SLOW_LOGIN_S}"):
         holding = asyncio.create_task(_hold_connections(target, deadline))
         await _send_until(deadline, kinds, WORKERS_PER_KIND, Pacer(per_s), summary)
         await holding

@@ -87,8 +87,11 @@ async def header_folding(target: Target) -> list[Check]:
         "NUL": _lines(line, f"Host: {host}", f"X: \0\r\nAuthorization\0: Bearer {token}", "", ""),
     }
     found = []
-    for name, raw in cases.items():
-        statuses = _statuses(await send_raw(target.address, raw, timeout_s=2))
+    replies = await asyncio.gather(
+        *(send_raw(target.address, raw, timeout_s=2) for raw in cases.values())
+    )
+    for name, received in zip(cases, replies, strict=True):
+        statuses = _statuses(received)
         if any(status == 200 or status >= 500 for status in statuses):
             found.append(f"{name} → {statuses}")
     return [none_of("authenticated or failed", found)]
@@ -121,8 +124,11 @@ async def hosts(target: Target) -> list[Check]:
         ),
     }
     found = []
-    for name, raw in {**must_refuse, **must_ignore}.items():
-        received = await send_raw(target.address, raw, timeout_s=2)
+    cases = {**must_refuse, **must_ignore}
+    replies = await asyncio.gather(
+        *(send_raw(target.address, raw, timeout_s=2) for raw in cases.values())
+    )
+    for name, received in zip(cases, replies, strict=True):
         statuses = _statuses(received)
         refused = all(400 <= status < 500 for status in statuses)
         if (name in must_refuse and not refused) or evil.encode() in received:
@@ -150,15 +156,20 @@ async def oversized_heads(target: Target) -> list[Check]:
         "HTTP/2 preface": "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
     }
     pipelined = f"GET /healthz HTTP/1.1\r\nHost: {host}\r\n\r\n".encode() * 2000
+    pipelined += f"GET /healthz HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode()
     found = []
     async with bystander(target) as person:
-        for name, text in cases.items():
-            statuses = _statuses(
-                await send_raw(target.address, text.encode("latin-1"), timeout_s=2)
+        replies = await asyncio.gather(
+            *(
+                send_raw(target.address, text.encode("latin-1"), timeout_s=3)
+                for text in cases.values()
             )
-            if any(status == 200 or status >= 500 for status in statuses if status != 505):
-                found.append(f"{name} → {statuses[:3]}")
+        )
         await send_raw(target.address, pipelined, timeout_s=4)
+    for name, received in zip(cases, replies, strict=True):
+        statuses = _statuses(received)
+        if any(status == 200 or status >= 500 for status in statuses if status != 505):
+            found.append(f"{name} → {statuses[:3]}")
     return [
         none_of("accepted or failed", found),
         none_of("failures of a person", person.failures),

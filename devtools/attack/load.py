@@ -13,14 +13,13 @@ import random
 import statistics
 import time
 from collections import Counter
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 from devtools.attack import Check, at_least, at_most, none_of
 from devtools.attack.flood import ATTACK_PER_S, Summary, run_flood, work_paths
 from devtools.attack.target import Person, Target
-from devtools.attack.wire import HttpClient, open_websocket
+from devtools.attack.wire import HttpClient, WebSocket, open_websocket
 
 MAX_P95_RATIO = 3.0
 # Mean memory of a web process in the last quarter of the attack against that in the second quarter.
@@ -29,6 +28,8 @@ MAX_DESCRIPTORS_LEFT = 60
 SETTLE_S = 3.0
 # A person sends a request, reads the answer, and sends the next one after a pause of this length.
 PAUSES_S = (0.4, 1.0)
+# The followed logs get a line each second.
+NO_FRAME_S = 20.0
 
 
 def percentile(values: list[float], percent: int) -> float:
@@ -44,7 +45,7 @@ class Window:
     name: str
     durations_s: list[float] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
-    closed_sockets: int = 0
+    closed_sockets: Counter[str] = field(default_factory=Counter)  # by close code
     log_frames: int = 0
     memory_mb: list[dict[int, float]] = field(default_factory=list)
     descriptors: list[int] = field(default_factory=list)
@@ -126,15 +127,26 @@ class WorkingPeople:
     async def _follow(self, number: int, person: Person) -> None:
         path = self._target.log_socket_path(number)
         while not self._stopped.is_set():
-            with suppress(OSError, TimeoutError):
+            try:
                 socket = await open_websocket(self._target.address, path, token=person.token)
                 try:
-                    while (await socket.read_frame(30))[0] != 8:
-                        self._window.log_frames += 1
+                    end = await self._read_frames(socket)
                 finally:
                     socket.abort()
-            self._window.closed_sockets += 1
+            except (OSError, TimeoutError) as error:
+                end = repr(error)[:60]
+            self._window.closed_sockets[end] += 1
             await asyncio.sleep(1)
+
+    async def _read_frames(self, socket: WebSocket) -> str:
+        """Count frames until the websocket is closed, and return the close code."""
+        if not socket.accepted:
+            return f"status {socket.status}"
+        while True:
+            opcode, data = await socket.read_frame(NO_FRAME_S)
+            if opcode == 8:
+                return f"code {int.from_bytes(data[:2], 'big')}"
+            self._window.log_frames += 1
 
 
 class Flood:
@@ -197,27 +209,35 @@ async def measure_windows(target: Target, seconds: int) -> dict[str, Window]:
             people, target, "legitimate", "legitimate", max(6, seconds / 2), per_s
         )
         attack = await measure_beside(people, target, "attack", "attack", seconds, ATTACK_PER_S)
-        after = await people.measure(Window("afterwards"), 6)
+        after = await people.measure(Window("afterwards"), 5)
     finally:
         await people.stop()
     windows = (alone, calibration, beside, attack, after)
     return {window.name: window for window in windows}
 
 
+def list_server_errors(window: Window) -> dict[str, int]:
+    """Return the 5xx and the missing replies (status 0) of people, by path and status."""
+    return {
+        what: count
+        for what, count in window.failures.items()
+        if (status := int(what.rpartition(" ")[2])) >= 500 or status == 0
+    }
+
+
 def check_windows(windows: dict[str, Window]) -> list[Check]:
     beside, attack, after = windows["legitimate"], windows["attack"], windows["afterwards"]
-    server_errors = [
-        f"{what} × {count}"
-        for what, count in attack.failures.items()
-        if what[-3:] >= "500" or what.endswith(" 0")
-    ]
+    server_errors = [f"{what} × {count}" for what, count in list_server_errors(attack).items()]
     left = after.descriptors[-1] - windows["alone"].descriptors[-1]
     return [
         at_most(
             "p95 of people, attack / legitimate", attack.p95_ms / beside.p95_ms, MAX_P95_RATIO, " ×"
         ),
         none_of("5xx and missing replies of people", server_errors),
-        at_most("closed websockets of people", attack.closed_sockets, 0),
+        none_of(
+            "closed websockets of people",
+            [f"{end} × {count}" for end, count in attack.closed_sockets.items()],
+        ),
         at_least("log frames of people", attack.log_frames, 1),
         at_most("memory, last / second quarter", attack.memory_ratio, MAX_MEMORY_RATIO, " ×"),
         at_most("descriptors left", left, MAX_DESCRIPTORS_LEFT),

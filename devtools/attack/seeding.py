@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 NAMESPACE = "cpu"
 PEOPLE, CROWD = 20, 100
+# The first people have a password; each probe that signs in takes another one of them.
+WITH_PASSWORD = 6
 JOBS_PER_PERSON = 10
 SLOW_UNIX_USER = "sluice-carol"
 
@@ -132,11 +134,14 @@ def seed() -> dict[str, Any]:
     _create_ended_jobs(people, namespace)
     password = secrets.token_urlsafe(16)
     (reader,) = _create_people("reader", 1, None)
-    people[0].set_password(password)
-    people[0].save()
+    for user in people[:WITH_PASSWORD]:
+        user.set_password(password)
+        user.save()
     reader_tokens = _describe(reader)
     return {
-        "people": [_describe(user, password if n == 0 else "") for n, user in enumerate(people)],
+        "people": [
+            _describe(user, password if n < WITH_PASSWORD else "") for n, user in enumerate(people)
+        ],
         "crowd": [_describe(user) for user in _create_people("crowd", CROWD, namespace)],
         "owner": _describe(owner),
         "member": _describe(member),

@@ -9,7 +9,7 @@ from collections import Counter
 from urllib.parse import urlencode
 
 from devtools.attack import Check, at_most, none_of, probe
-from devtools.attack.target import Person, Target, bystander
+from devtools.attack.target import Target, bystander
 from devtools.attack.wire import Headers, Reply
 
 FORM = ("Content-Type", "application/x-www-form-urlencoded")
@@ -54,10 +54,6 @@ class Browser:
         self.cookies.pop("sessionid", None)
 
 
-def _victim(target: Target) -> Person:
-    return target.people[0]
-
-
 async def _guess(
     target: Target, names: list[str], source: str, headers: Headers = ()
 ) -> Counter[int]:
@@ -80,7 +76,7 @@ async def _guess(
 @probe("sign-in-lockout", cheap=True)
 async def sign_in_lockout(target: Target) -> list[Check]:
     """Wrong passwords for one name; the right person still gets in, with and without an earlier sign-in."""
-    victim = _victim(target)
+    victim = target.people[0]
     known = Browser(target, "127.66.1.1")
     first = await known.sign_in(victim.name, victim.password)
     if first.status != 302:
@@ -129,7 +125,7 @@ async def sign_in_flood(target: Target) -> list[Check]:
 @probe("sign-in-basic", cheap=True)
 async def sign_in_basic(target: Target) -> list[Check]:
     """Guesses with HTTP basic authentication, as `sluice login` sends it; forged addresses."""
-    victim, counts = _victim(target), Counter[int]()
+    victim, counts = target.people[1], Counter[int]()
     for n in range(40):
         secret = base64.b64encode(f"{victim.name}:wrong{n}".encode()).decode()
         headers = [
@@ -150,7 +146,7 @@ async def sign_in_basic(target: Target) -> list[Check]:
 @probe("password-change", cheap=True)
 async def password_change(target: Target) -> list[Check]:
     """Guessing the present password in the form for a new one, with a stolen session."""
-    victim = _victim(target)
+    victim = target.people[2]
     browser = Browser(target, "127.66.4.1")
     if (reply := await browser.sign_in(victim.name, victim.password)).status != 302:
         return [none_of("sign-in", [f"status {reply.status}"])]

@@ -8,6 +8,7 @@ from collections import Counter
 from contextlib import suppress
 
 from devtools.attack import Check, at_least, at_most, none_of, probe
+from devtools.attack.sign_in import Browser
 from devtools.attack.target import Target, bystander
 from devtools.attack.wire import Headers, WebSocket, open_websocket
 
@@ -162,9 +163,7 @@ async def _receives_lines(socket: WebSocket) -> bool:
 @probe("cross-origin-sockets", cheap=True)
 async def cross_origin_sockets(target: Target) -> list[Check]:
     """Websockets from pages of other origins, with a valid session."""
-    from devtools.attack.sign_in import Browser
-
-    browser, victim = Browser(target, "127.66.5.1"), target.people[0]
+    browser, victim = Browser(target, "127.66.5.1"), target.people[5]
     if (reply := await browser.sign_in(victim.name, victim.password)).status != 302:
         return [none_of("sign-in", [f"status {reply.status}"])]
     cookie = ("Cookie", f"sessionid={browser.cookies['sessionid']}")
