@@ -251,12 +251,11 @@ async def lists(target: Target) -> list[Check]:
         "count": "count=1&q=a&sort=name",
     }
     found, checks = [], []
-    unit = await target.ordinary_cpu_s()
     async with bystander(target) as person:
         for name, query in cases.items():
             before = target.processes.cpu_s()
             reply = await target.api("GET", f"jobs?{query}", target.crowd[1])
-            cost = (target.processes.cpu_s() - before) / unit
+            cost = (target.processes.cpu_s() - before) / target.plan_cpu_s
             checks.append(at_most(name, cost, 40, " plans"))
             if reply.status >= 500:
                 found.append(f"{name} → {reply.status}")

@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
@@ -208,7 +208,7 @@ def work_paths(target: Target, number: int = 0) -> list[str]:
 
 
 async def _send_until(
-    deadline: float, kinds: dict[str, SendOne], workers: int, pacer: Pacer, summary: Summary
+    deadline: float, kinds: Mapping[str, SendOne], workers: int, pacer: Pacer, summary: Summary
 ) -> None:
     async def work(kind: str, send: SendOne, numbers: itertools.count[int]) -> None:
         while time.monotonic() < deadline:

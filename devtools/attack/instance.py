@@ -85,15 +85,15 @@ async def prepared_target(url: str, environment: Mapping[str, str]) -> AsyncIter
     address = require_loopback(url)
     seeded = await asyncio.to_thread(seed, environment)
     slow_job = seeded.pop("slow_job")
-    people = {name: Person(**seeded.pop(name)) for name in ("owner", "member", "slow", "reader")}
-    groups = {name: [Person(**one) for one in seeded.pop(name)] for name in ("people", "crowd")}
+    for name in ("owner", "member", "slow", "reader"):
+        seeded[name] = Person(**seeded[name])
+    for name in ("people", "crowd"):
+        seeded[name] = [Person(**one) for one in seeded[name]]
     target = Target(
         address=address,
         processes=ServerProcesses(find_server(address.port)),
         secret=secrets.token_urlsafe(24),
         jobs=Jobs([], "", "", slow_job),
-        **people,
-        **groups,
         **seeded,
     )
     live: list[str] = []
@@ -104,6 +104,7 @@ async def prepared_target(url: str, environment: Mapping[str, str]) -> AsyncIter
         await wait_for_jobs(target, live, ["RUNNING"])
         await wait_for_jobs(target, [large, secret], ["COMPLETED"])
         target.jobs = Jobs(live, large, secret, slow_job)
+        target.plan_cpu_s = await target.measure_plan_cpu_s()
         yield target
     finally:
         for job, person in zip(live, (target.owner, target.member), strict=False):

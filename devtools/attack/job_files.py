@@ -78,12 +78,11 @@ async def measure_cost(
     target: Target, path: str, body: bytes, content_type: str, person: Person
 ) -> tuple[int, float]:
     """Return the status and the cost of one request, in ordinary plans."""
-    unit = await target.ordinary_cpu_s()
     before = target.processes.cpu_s()
     reply = await target.api(
         "POST", path, person, body=body, headers=[("Content-Type", content_type)], timeout_s=60
     )
-    return reply.status, (target.processes.cpu_s() - before) / unit
+    return reply.status, (target.processes.cpu_s() - before) / target.plan_cpu_s
 
 
 @probe("validation", cheap=True)

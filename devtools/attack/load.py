@@ -19,7 +19,7 @@ from typing import Any
 from devtools.attack import Check, at_least, at_most, none_of
 from devtools.attack.flood import ATTACK_PER_S, Summary, run_flood, work_paths
 from devtools.attack.target import Person, Target
-from devtools.attack.wire import HttpClient, WebSocket, open_websocket
+from devtools.attack.wire import CLOSE, HttpClient, WebSocket, open_websocket
 
 MAX_P95_RATIO = 3.0
 # Mean memory of a web process in the last quarter of the attack against that in the second quarter.
@@ -86,7 +86,7 @@ class WorkingPeople:
 
     def __init__(self, target: Target) -> None:
         self._target = target
-        self._window = Window("start")
+        self._window = Window("between the windows")
         self._stopped = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -109,6 +109,7 @@ class WorkingPeople:
             window.memory_mb.append(self._target.processes.memory_mb())
             window.descriptors.append(self._target.processes.count_descriptors())
             await asyncio.sleep(1)
+        self._window = Window("between the windows")
         return window
 
     async def _work(self, number: int, person: Person) -> None:
@@ -144,7 +145,7 @@ class WorkingPeople:
             return f"status {socket.status}"
         while True:
             opcode, data = await socket.read_frame(NO_FRAME_S)
-            if opcode == 8:
+            if opcode == CLOSE:
                 return f"code {int.from_bytes(data[:2], 'big')}"
             self._window.log_frames += 1
 

@@ -10,7 +10,7 @@ from contextlib import suppress
 from devtools.attack import Check, at_least, at_most, none_of, probe
 from devtools.attack.sign_in import Browser
 from devtools.attack.target import Target, bystander
-from devtools.attack.wire import Headers, WebSocket, open_websocket
+from devtools.attack.wire import BINARY, CLOSE, Headers, WebSocket, open_websocket
 
 EVENTS = "/ws/events"
 # Connections that are opened at the same time; more would only fill the server's accept queue.
@@ -54,7 +54,7 @@ async def count_open(sockets: list[WebSocket], wait_s: float = 1.5) -> int:
             async with asyncio.timeout(wait_s):
                 while True:
                     opcode, _ = await socket.read_frame(wait_s + 1)
-                    if opcode == 8:
+                    if opcode == CLOSE:
                         return False
         return True
 
@@ -153,9 +153,9 @@ async def _receives_lines(socket: WebSocket) -> bool:
     with suppress(TimeoutError):
         for _ in range(5):
             opcode, data = await socket.read_frame(20)
-            if opcode == 2 and b"line" in data:
+            if opcode == BINARY and b"line" in data:
                 return True
-            if opcode == 8:
+            if opcode == CLOSE:
                 return False
     return False
 

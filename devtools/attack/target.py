@@ -53,7 +53,7 @@ class Target:
     secret: str
     sockets_per_person: int
     jobs: Jobs
-    _ordinary_cpu_s: float = field(default=0.0)
+    plan_cpu_s: float = 0.0  # CPU time of the server for an ordinary plan: the unit of all costs
 
     async def api(
         self,
@@ -88,16 +88,15 @@ class Target:
         ordinary = {"jobName": "attack", "image": "busybox", "namespace": self.namespace}
         return {**ordinary, "taskRoles": [role], **fields}
 
-    async def ordinary_cpu_s(self) -> float:
-        """Return the CPU seconds of the server for one plan of an ordinary job file: the unit of all costs."""
-        if not self._ordinary_cpu_s:
-            document = self.job_file()
+    async def measure_plan_cpu_s(self) -> float:
+        """Return the CPU seconds of the server for one plan of an ordinary job file."""
+        document = self.job_file()
+        await self.api("POST", "jobs/plan", self.member, document=document)
+        before = self.processes.cpu_s()
+        for _ in range(20):
             await self.api("POST", "jobs/plan", self.member, document=document)
-            before = self.processes.cpu_s()
-            for _ in range(20):
-                await self.api("POST", "jobs/plan", self.member, document=document)
-            self._ordinary_cpu_s = max(0.005, (self.processes.cpu_s() - before) / 20)
-        return self._ordinary_cpu_s
+        # /proc counts in hundredths of a second.
+        return max(0.005, (self.processes.cpu_s() - before) / 20)
 
 
 @dataclass

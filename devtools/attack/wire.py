@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 TIMEOUT_S = 20.0
 MAX_BODY_BYTES = 256 * 1024 * 1024
+BINARY, CLOSE, PING, PONG = 2, 8, 9, 10  # opcodes of websocket frames
 Headers = Iterable[tuple[str, str]]
 
 
@@ -232,17 +233,22 @@ class WebSocket:
         return self.status == 101
 
     async def read_frame(self, timeout_s: float = TIMEOUT_S) -> tuple[int, bytes]:
-        """Return opcode and payload; opcode 8 (close) also if the connection ended."""
+        """Return opcode and payload; opcode CLOSE also if the connection ended. Answers pings."""
         try:
             async with asyncio.timeout(timeout_s):
-                first, length = await self.reader.readexactly(2)
-                if length & 127 == 126:
-                    length = int.from_bytes(await self.reader.readexactly(2), "big")
-                elif length & 127 == 127:
-                    length = int.from_bytes(await self.reader.readexactly(8), "big")
-                return first & 15, await self.reader.readexactly(length)
+                while True:
+                    first, length = await self.reader.readexactly(2)
+                    if length & 127 == 126:
+                        length = int.from_bytes(await self.reader.readexactly(2), "big")
+                    elif length & 127 == 127:
+                        length = int.from_bytes(await self.reader.readexactly(8), "big")
+                    data = await self.reader.readexactly(length)
+                    if first & 15 != PING:
+                        return first & 15, data
+                    # Frames of a client are masked; the mask 0 leaves the payload as it is.
+                    self.writer.write(bytes([0x80 | PONG, 0x80 | len(data)]) + bytes(4) + data)
         except (OSError, asyncio.IncompleteReadError):
-            return 8, b""
+            return CLOSE, b""
 
     def abort(self) -> None:
         self.writer.transport.abort()
