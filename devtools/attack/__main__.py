@@ -58,6 +58,9 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=int, default=120, help="duration of the load (120)")
     parser.add_argument("--only", metavar="KIND,…", help="only these kinds")
     parser.add_argument("--database", choices=["sqlite", "postgres"], default="sqlite")
+    parser.add_argument(
+        "--processes", type=int, default=0, help="web processes (as the server decides)"
+    )
     parser.add_argument("--list", action="store_true", help="list the kinds and exit")
     parser.add_argument("--json", metavar="FILE", help="also write the checks to a file")
     options = parser.parse_args()
@@ -84,7 +87,9 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         url, environment = options.url, dict(os.environ)
         if not url:
-            sluice = stack.enter_context(start_instance(options.database))
+            sluice = stack.enter_context(
+                start_instance(options.database, processes=options.processes)
+            )
             url, environment = sluice.url, sluice.env
         results = asyncio.run(attack(url, environment, options.kinds, options.seconds))
     broken = {kind: sum(not check.passed for check in checks) for kind, checks in results.items()}

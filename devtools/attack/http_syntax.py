@@ -22,7 +22,10 @@ def _statuses(received: bytes) -> list[int]:
 
 
 def smuggling_requests(host: str) -> dict[str, bytes]:
-    """Requests whose end two servers could see at different places; the hidden one is for MARK."""
+    """Requests whose end two servers could see at different places; the hidden one is for MARK.
+
+    RFC 9112 permits a bare LF as the end of a line, so that there is no case of it; a bare CR is not permitted.
+    """
     hidden = f"GET {MARK} HTTP/1.1\r\nHost: {host}\r\n\r\n"
     post, host_line = "POST /login HTTP/1.1", f"Host: {host}"
     length, chunked = f"Content-Length: {len(hidden) + 5}", "Transfer-Encoding: chunked"
@@ -50,7 +53,6 @@ def smuggling_requests(host: str) -> dict[str, bytes]:
         "chunk size overflow": with_headers(chunked, body="1" + "0" * 16 + "\r\n" + hidden),
         "chunk size with sign": with_headers(chunked, body="+5\r\nabcde\r\n" + end + hidden),
         "chunk size 0x": with_headers(chunked, body="0x0\r\n\r\n" + hidden),
-        "bare LF in header": f"{post}\r\n{host_line}\r\nX: a\nContent-Length: 5\r\n\r\n{end}{hidden}".encode(),
         "bare CR in header": f"{post}\r\n{host_line}\r\nX: a\rContent-Length: 5\r\n\r\n{end}{hidden}".encode(),
     }
 

@@ -28,8 +28,6 @@ from tests.sluice_server import (
     start_embedded_cluster,
 )
 
-# Options of `manage.py serve`, by the database.
-SERVE_OPTIONS: dict[str, list[str]] = {"sqlite": [], "postgres": []}
 JOB_TIMEOUT_S = 120
 LIVE_COMMAND = "i=0; while [ $i -lt 1800 ]; do echo line $i of a log; i=$((i+1)); sleep 1; done"
 LARGE_COMMAND = """yes 0123456789abcdefghijklmnopqrstuvwxyz | head -c 30000000
@@ -38,8 +36,11 @@ echo x > "$(printf 'a\\r\\nX-Injected: 1')" """
 
 
 @contextlib.contextmanager
-def start_instance(database: str, *options: str) -> Iterator[RunningSluice]:
-    """Run `manage.py serve` on a new database, with the embedded cluster of SLUICE_CLUSTER_DIR."""
+def start_instance(database: str, *, processes: int = 0) -> Iterator[RunningSluice]:
+    """Run `manage.py serve` on a new database, with the embedded cluster of SLUICE_CLUSTER_DIR.
+
+    `processes` is the number of web processes; 0 leaves it to the server.
+    """
     environment = start_embedded_cluster({"SLUICE_CLUSTER_DIR": DEFAULT_CLUSTER_DIR, **os.environ})
     environment = {
         name: value for name, value in environment.items() if not name.startswith("DJANGO")
@@ -55,7 +56,7 @@ def start_instance(database: str, *options: str) -> Iterator[RunningSluice]:
             database_url = postgres.url
         sluice = make_sluice(environment, home / "sluice", database_url)
         stack.callback(sluice.stop)
-        sluice.start(*SERVE_OPTIONS[database], *options)
+        sluice.start("--processes", str(processes))
         sluice.wait_for_capacity()
         yield sluice
 

@@ -123,7 +123,10 @@ class WorkingPeople:
                 reply = await client.request("GET", path)
                 window.durations_s.append(time.monotonic() - started)
                 if reply.status != 200:
-                    window.failures[f"{path.split('/')[-1][:12]} {reply.status}"] += 1
+                    what = path.partition("?")[0].split("/")
+                    kind = "log" if "logs" in what else "job" if len(what) > 4 else "list"
+                    cause = f"{reply.body.decode()} 0" if not reply.status else reply.status
+                    window.failures[f"{kind} {cause}"] += 1
 
     async def _follow(self, number: int, person: Person) -> None:
         path = self._target.log_socket_path(number)

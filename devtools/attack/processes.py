@@ -70,19 +70,17 @@ class ServerProcesses:
 
     root: int
 
-    def web_pids(self) -> list[int]:
-        """Return the processes that handle requests in Python: neither nginx nor the engine."""
-        return [pid for pid in list_tree(self.root) if self._is_web(pid)]
+    def serving_pids(self) -> list[int]:
+        """Return the processes that handle requests: nginx and the web processes, not the engine."""
+        return [pid for pid in list_tree(self.root) if "engine" not in read_command_line(pid)]
 
-    @staticmethod
-    def _is_web(pid: int) -> bool:
-        command_line = read_command_line(pid)
-        is_python = any(Path(argument).name == "manage.py" for argument in command_line)
-        return is_python and "engine" not in command_line
+    def web_pids(self) -> list[int]:
+        """Return the processes that handle requests in Python."""
+        return [pid for pid in self.serving_pids() if "serve" in read_command_line(pid)]
 
     def memory_mb(self) -> dict[int, float]:
         found = {}
-        for pid in self.web_pids():
+        for pid in self.serving_pids():
             with contextlib.suppress(OSError):
                 pages = int((PROC / str(pid) / "statm").read_text().split()[1])
                 found[pid] = pages * _PAGE_BYTES / 1024**2
@@ -92,6 +90,7 @@ class ServerProcesses:
         return sum(self.memory_mb().values())
 
     def count_descriptors(self) -> int:
+        """Return the number of open files of the web processes; nginx has more, by design."""
         count = 0
         for pid in self.web_pids():
             with contextlib.suppress(OSError):
@@ -99,9 +98,9 @@ class ServerProcesses:
         return count
 
     def cpu_s(self) -> float:
-        """Return the CPU seconds that the web processes have used since their start."""
+        """Return the CPU seconds that nginx and the web processes have used since their start."""
         ticks = 0
-        for pid in self.web_pids():
+        for pid in self.serving_pids():
             with contextlib.suppress(OSError):
                 ticks += sum(int(value) for value in _read_stat(pid)[11:13])
         return ticks / _TICKS_PER_S

@@ -112,7 +112,7 @@ async def sockets_of_many(target: Target) -> list[Check]:
     before = target.processes.count_descriptors()
     before_mb = target.processes.total_memory_mb()
     async with bystander(target) as person:
-        sockets, _ = await open_many(target, [(EVENTS, token) for token in tokens])
+        sockets, outcomes = await open_many(target, [(EVENTS, token) for token in tokens])
         growth = target.processes.total_memory_mb() - before_mb
         await asyncio.sleep(12)  # longer than the interval at which permissions are checked again
         other, _ = await open_many(target, [(EVENTS, target.people[1].token)])
@@ -121,7 +121,7 @@ async def sockets_of_many(target: Target) -> list[Check]:
     await asyncio.sleep(3)
     left = target.processes.count_descriptors() - before
     return [
-        at_least(f"open of {count}", still_open, min(count, 1000)),
+        at_least(f"open of {count} ({dict(outcomes)})", still_open, min(count, 1000)),
         at_most("memory per websocket", growth * 1024 / max(1, len(sockets)), 200, " kB"),
         at_least("websockets of another person", len(other), 1),
         at_most("descriptors left", left, 50),

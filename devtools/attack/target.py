@@ -130,7 +130,8 @@ async def bystander(target: Target, *, with_log: bool = True) -> AsyncIterator[B
             reply = await client.request("GET", f"{API}/{path}", timeout_s=BYSTANDER_TIMEOUT_S)
             observed.durations_s.append(time.monotonic() - started)
             if reply.status != 200:
-                observed.failures.append(f"{path.partition('?')[0]} → {reply.status or 'no reply'}")
+                status = reply.status or reply.body.decode()
+                observed.failures.append(f"{path.partition('?')[0]} → {status}")
             await asyncio.sleep(BYSTANDER_PAUSE_S)
 
     task = asyncio.create_task(work())

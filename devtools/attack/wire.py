@@ -156,14 +156,14 @@ class HttpClient:
         body: bytes | None = None,
         timeout_s: float = TIMEOUT_S,
     ) -> Reply:
-        """Send one request. Returns NO_REPLY if there is no complete reply in time."""
+        """Send one request. The status is 0 if there is no complete reply in time; the body then names the error."""
         raw = build_request(method, path, self.address.host, [*self._headers, *headers], body)
         try:
             async with asyncio.timeout(timeout_s):
                 reply = await self._send(raw, method)
-        except (OSError, asyncio.IncompleteReadError, TimeoutError, ValueError):
+        except (OSError, asyncio.IncompleteReadError, TimeoutError, ValueError) as error:
             self.close()
-            return NO_REPLY
+            return Reply(0, body=type(error).__name__.encode())
         if reply.header("Connection").lower() == "close":
             self.close()
         return reply

@@ -9,7 +9,7 @@ import pytest
 
 from devtools.attack import PROBES
 from devtools.attack.catalogue import run_probe
-from devtools.attack.instance import SERVE_OPTIONS, prepared_target
+from devtools.attack.instance import prepared_target
 from devtools.attack.target import Target
 from devtools.attack.wire import NotLoopback, require_loopback
 from tests.conftest import EmbeddedCluster
@@ -26,7 +26,7 @@ def attacked(
     sluice = make_sluice(cluster.env, tmp_path_factory.mktemp("attacked"))
     with asyncio.Runner() as runner:
         try:
-            sluice.start(*SERVE_OPTIONS["sqlite"])
+            sluice.start()
             sluice.wait_for_capacity()
             prepared = prepared_target(sluice.url, sluice.env)
             target = runner.run(prepared.__aenter__())
