@@ -1,5 +1,5 @@
 # Functions that install missing packages, Python packages, browser libraries and translations; sourced by scripts/run,
-# scripts/test, scripts/bench and scripts/faults. Every step can be repeated and is skipped while its inputs are unchanged.
+# scripts/test, scripts/bench, scripts/faults and scripts/attack. Every step can be repeated and is skipped while its inputs are unchanged.
 # shellcheck shell=bash
 
 PROJECT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

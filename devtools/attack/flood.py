@@ -216,12 +216,16 @@ async def _send_until(
             with suppress(OSError, TimeoutError):
                 summary.add(kind, await send(next(numbers)))
 
-    jobs = []
+    tasks = []
     for kind, send in kinds.items():
         numbers = itertools.count()
-        jobs += [work(kind, send, numbers) for _ in range(workers)]
-    async with asyncio.timeout(deadline - time.monotonic() + 10):
-        await asyncio.gather(*jobs)
+        tasks += [asyncio.create_task(work(kind, send, numbers)) for _ in range(workers)]
+    done, late = await asyncio.wait(tasks, timeout=deadline - time.monotonic() + PATIENCE_S)
+    for task in late:
+        task.cancel()
+    await asyncio.gather(*late, return_exceptions=True)
+    for task in done:
+        task.result()
 
 
 async def _hold_connections(target: Target, deadline: float) -> None:

@@ -169,9 +169,18 @@ class HttpClient:
         return reply
 
     async def _send(self, raw: bytes, method: str) -> Reply:
-        if self._stream is None:
-            self._stream = await open_stream(self.address, source=self._source)
-        reader, writer = self._stream
+        """Send on the open connection; if the server has closed it meanwhile, on a new one, as browsers do."""
+        if self._stream is not None:
+            with contextlib.suppress(ConnectionError):
+                return await self._exchange(raw, method, *self._stream)
+            self.close()
+        self._stream = await open_stream(self.address, source=self._source)
+        return await self._exchange(raw, method, *self._stream)
+
+    @staticmethod
+    async def _exchange(
+        raw: bytes, method: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> Reply:
         writer.write(raw)
         # A server may refuse a body before it is sent completely: the reply counts, not the failed write.
         with contextlib.suppress(ConnectionError):
