@@ -1,6 +1,6 @@
 """Requests of a load window, sent by a process of their own: the attack, or equally many legitimate requests.
 
-All kinds of the attack that are cheap to send run at once, each with a few workers. A common pacer limits the rate.
+All kinds of the attack that are cheap to send run at once, each with a few workers and a limited rate.
 The process does not measure latencies; that is done where the people are (`load`), so that the attack's own use of
 the processor does not count as latency.
 """
@@ -22,7 +22,7 @@ from devtools.attack.sockets import EVENTS
 from devtools.attack.target import API, Person, Target
 from devtools.attack.wire import HttpClient, open_websocket, send_raw
 
-ATTACK_PER_S = 120
+ATTACK_PER_S = 110
 WORKERS_PER_KIND = 3
 LEGITIMATE_WORKERS = 30
 # An attacker does not wait longer for a reply.
@@ -208,9 +208,11 @@ def work_paths(target: Target, number: int = 0) -> list[str]:
 
 
 async def _send_until(
-    deadline: float, kinds: Mapping[str, SendOne], workers: int, pacer: Pacer, summary: Summary
+    deadline: float, kinds: Mapping[str, SendOne], workers: int, per_s: float, summary: Summary
 ) -> None:
-    async def work(kind: str, send: SendOne, numbers: itertools.count[int]) -> None:
+    """Send all kinds at once, each at its equal share of the rate: fast kinds do not take the share of slow ones."""
+
+    async def work(kind: str, send: SendOne, numbers: itertools.count[int], pacer: Pacer) -> None:
         while time.monotonic() < deadline:
             await pacer.wait()
             with suppress(OSError, TimeoutError):
@@ -218,8 +220,8 @@ async def _send_until(
 
     tasks = []
     for kind, send in kinds.items():
-        numbers = itertools.count()
-        tasks += [asyncio.create_task(work(kind, send, numbers)) for _ in range(workers)]
+        numbers, pacer = itertools.count(), Pacer(per_s / len(kinds))
+        tasks += [asyncio.create_task(work(kind, send, numbers, pacer)) for _ in range(workers)]
     done, late = await asyncio.wait(tasks, timeout=deadline - time.monotonic() + PATIENCE_S)
     for task in late:
         task.cancel()
@@ -248,13 +250,14 @@ async def _hold_connections(target: Target, deadline: float) -> None:
             writer.transport.abort()
 
 
-async def _attack(target: Target, seconds: float, per_s: float) -> Summary:
+async def _attack(
+    requests: AttackRequests, target: Target, seconds: float, per_s: float
+) -> Summary:
     summary = Summary(seconds=seconds)
     deadline = time.monotonic() + seconds
-    kinds = AttackRequests(target).kinds()
     with cluster_logins.changed_login(target, f"sleep {SLOW_LOGIN_S}"):
         holding = asyncio.create_task(_hold_connections(target, deadline))
-        await _send_until(deadline, kinds, WORKERS_PER_KIND, Pacer(per_s), summary)
+        await _send_until(deadline, requests.kinds(), WORKERS_PER_KIND, per_s, summary)
         await holding
     return summary
 
@@ -263,13 +266,18 @@ async def _legitimate(target: Target, seconds: float, per_s: float) -> Summary:
     summary = Summary(seconds=seconds)
     kinds = {"legitimate": LegitimateRequests(target).send}
     deadline = time.monotonic() + seconds
-    await _send_until(deadline, kinds, LEGITIMATE_WORKERS, Pacer(per_s), summary)
+    await _send_until(deadline, kinds, LEGITIMATE_WORKERS, per_s, summary)
     return summary
 
 
 def run_flood(target: Target, kind: str, seconds: float, per_s: float, pipe: Connection) -> None:
     """Send "ready", wait for a message, send requests for this time, send the Summary."""
-    run = _attack if kind == "attack" else _legitimate
+    requests = AttackRequests(target) if kind == "attack" else None
     pipe.send("ready")
     pipe.recv()
-    pipe.send(asyncio.run(run(target, seconds, per_s)))
+    flood = (
+        _attack(requests, target, seconds, per_s)
+        if requests is not None
+        else _legitimate(target, seconds, per_s)
+    )
+    pipe.send(asyncio.run(flood))
