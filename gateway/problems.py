@@ -30,6 +30,7 @@ from rest_framework.views import set_rollback
 from clusters import errors as cluster_errors
 from core import errors as core_errors
 from core.api.responses import PROBLEM_CONTENT_TYPE
+from core.cancellation import RequestCancelled
 from core.translation import translate
 from jobs.jobfile import SpecError
 from jobs.plan import PlanError
@@ -66,6 +67,7 @@ PROBLEM_TYPES: Mapping[type[BaseException], ProblemType] = {
     core_errors.KeyReused: ProblemType(409, "idempotency_key_reused"),
     core_errors.ClusterBusy: ProblemType(503, "cluster_busy"),
     core_errors.ClusterNotReady: ProblemType(503, "cluster_not_ready"),
+    RequestCancelled: ProblemType(503, "request_stopped"),
     Http404: ProblemType(404, "not_found"),
     ObjectDoesNotExist: ProblemType(404, "not_found"),
     PermissionDenied: ProblemType(403, "forbidden"),
@@ -179,7 +181,10 @@ def exception_handler(error: Exception, context: Mapping[str, Any]) -> HttpRespo
 
 
 def _detail_text(error: Exception, problem_type: ProblemType) -> str:
-    if isinstance(error, cluster_errors.ClusterError | core_errors.ActionRefused | ArchiveRefused):
+    if isinstance(
+        error,
+        cluster_errors.ClusterError | core_errors.ActionRefused | ArchiveRefused | RequestCancelled,
+    ):
         return translate(error.user_message)
     if isinstance(error, SpecError | PlanError):
         return summarize_problems(error.problems)
