@@ -453,7 +453,7 @@ def _open_entries(
     try:
         with path.open("rb") as raw:
             if kind == "zip":
-                with zipfile.ZipFile(_ZipFileReader(raw, limits)) as archive:  # type: ignore[arg-type]
+                with zipfile.ZipFile(_ZipFileReader(raw, limits)) as archive:
                     yield _iter_zip_entries(archive, packed_bytes)
                 return
             source: IO[bytes] | io.BufferedReader = raw
