@@ -113,10 +113,16 @@ def join_with_commas(parts: Sequence[str]) -> str:
     """Join the parts as "a, b, c". The result is a message if one of the parts is a message."""
     if not any(isinstance(part, Message) for part in parts):
         return ", ".join(parts)
-    text = parts[0]
-    for part in parts[1:]:
-        text = msg("join.comma", "%(some)s, %(next)s", some=text, next=part)
-    return text
+    return _join_halves(parts)
+
+
+def _join_halves(parts: Sequence[str]) -> str:
+    """Join two halves, because the text of every message inside a message is formatted, too."""
+    if len(parts) == 1:
+        return parts[0]
+    middle = (len(parts) + 1) // 2
+    some, rest = _join_halves(parts[:middle]), _join_halves(parts[middle:])
+    return msg("join.comma", "%(some)s, %(next)s", some=some, next=rest)
 
 
 def join_messages(*messages: str) -> Message:

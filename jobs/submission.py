@@ -9,8 +9,8 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from difflib import get_close_matches
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from clusters.access import can_see, namespaces_submittable_by
@@ -21,9 +21,11 @@ from core.lookup import CompiledLookup
 from core.messages import _, join_messages, msg
 from jobs.actions import build_name_warnings, create_job, find_unused_name, plan_job
 from jobs.jobfile import Code, JobSpec, Problem, SpecError, SpecWarning
+from jobs.jobfile.errors import MAX_PROBLEMS, find_similar
 from jobs.jobfile.framework_images import read_version
 from jobs.jobfile.frameworks import normalize_framework
 from jobs.jobfile.importers import SiteCatalog, load_document, load_text
+from jobs.jobfile.validation import replace_fields
 from jobs.models import CodeUpload, Job
 from jobs.plan import Note, Plan, PlanError, find_start_obstacles
 from jobs.script.host_names import find_ssh_limits
@@ -199,7 +201,7 @@ def _resolve_namespace(spec: JobSpec, by: User) -> tuple[Namespace, list[SpecWar
             )
         ]
     names = [namespace.name for namespace in submittable]
-    near = get_close_matches(spec.namespace, names, n=1)
+    near = find_similar(spec.namespace, names)
     known = (
         _("Your namespaces: %(names)s.", names=", ".join(names))
         if names
@@ -216,7 +218,7 @@ def _resolve_namespace(spec: JobSpec, by: User) -> tuple[Namespace, list[SpecWar
         ),
         code="namespace_unknown",
         value=spec.namespace,
-        suggestion=near[0] if near else "",
+        suggestion=near,
     )
 
 
@@ -233,7 +235,7 @@ def _replace_values(
         changes["code"] = Code(selector="codeFile", upload_id=code.sha256).model_dump(by_alias=True)
     if not changes:
         return spec
-    return load_document({**spec.model_dump(mode="json", by_alias=True), **changes}).spec
+    return replace_fields(spec, changes)
 
 
 def _apply_framework_version(spec: JobSpec, cluster: Cluster) -> tuple[JobSpec, list[SpecWarning]]:
@@ -306,7 +308,7 @@ def _find_framework_image(framework: str, version: str, cluster: Cluster) -> str
         ),
         code="version_unknown",
         value=version,
-        suggestion=next(iter(get_close_matches(version, versions, n=1)), ""),
+        suggestion=find_similar(version, versions),
     )
 
 
@@ -330,15 +332,15 @@ def _build_code_warnings(spec: JobSpec, *, has_upload: bool) -> Iterator[SpecWar
 
 
 def _validate_secrets(spec: JobSpec, values: Mapping[str, str]) -> dict[str, str]:
+    declared = frozenset(spec.secrets)
     problems = [
         Problem(
             f"secrets.{name}"[:100],
             _("is not among the job file's secrets."),
             "secret_unknown",
-            suggestion=next(iter(get_close_matches(name, spec.secrets, n=1)), ""),
+            suggestion=find_similar(name, spec.secrets),
         )
-        for name in values
-        if name not in spec.secrets
+        for name in islice((name for name in values if name not in declared), MAX_PROBLEMS)
     ]
     problems += [
         Problem(f"secrets.{name}", _("is required: the job file names it."), "secret_missing")

@@ -6,10 +6,13 @@ The types of response bodies are in `core.api.shapes`.
 from __future__ import annotations
 
 from difflib import get_close_matches
+from itertools import islice
 from typing import Any
 
 from django.utils.translation import gettext as _
 from rest_framework import serializers
+
+MAX_REPORTED_FIELDS = 20  # unknown fields in one response; the search for similar names costs time
 
 
 class StrictSerializer(serializers.Serializer[Any]):
@@ -18,10 +21,10 @@ class StrictSerializer(serializers.Serializer[Any]):
     def to_internal_value(self, data: Any) -> Any:
         if isinstance(data, dict):
             known_names = [name for name, field in self.fields.items() if not field.read_only]
+            unknown_names = (str(name) for name in data if name not in known_names)
             errors = {
-                str(name)[:100]: [_unknown_field_message(str(name), known_names)]
-                for name in data
-                if name not in known_names
+                name[:100]: [_unknown_field_message(name, known_names)]
+                for name in islice(unknown_names, MAX_REPORTED_FIELDS)
             }
             if errors:
                 raise serializers.ValidationError(errors, code="unknown_field")
@@ -43,6 +46,22 @@ class StrictCharField(serializers.CharField):
     def to_internal_value(self, data: Any) -> str:
         if not isinstance(data, str):
             self.fail("invalid")
+        return super().to_internal_value(data)
+
+
+class BoundedDictField(serializers.DictField):
+    """An object with at most `max_entries` entries, which are counted before any of them is checked."""
+
+    def __init__(self, *, max_entries: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.max_entries = max_entries
+
+    def to_internal_value(self, data: Any) -> Any:
+        if isinstance(data, dict) and len(data) > self.max_entries:
+            raise serializers.ValidationError(
+                _("May have %(limit)s entries at most.") % {"limit": self.max_entries},
+                code="max_entries",
+            )
         return super().to_internal_value(data)
 
 

@@ -22,6 +22,7 @@ from accounts.requests import authenticated_user
 from clusters.access import can_submit, namespaces_visible_to
 from core import messages
 from core.api.fields import (
+    BoundedDictField,
     StrictBooleanField,
     StrictCharField,
     StrictIntegerField,
@@ -64,7 +65,8 @@ from jobs.api.submission_parsers import (
     get_raw_submission,
 )
 from jobs.jobfile import SpecWarning, dump
-from jobs.jobfile.importers import load_document
+from jobs.jobfile.limits import MAX_ITEMS
+from jobs.jobfile.validation import replace_fields
 from jobs.models import Job
 from jobs.plan import Note
 from jobs.presentation import (
@@ -224,8 +226,10 @@ def _serialize_notes(notes: Iterable[Note]) -> list[shapes.NoteShape]:
 
 class JobUpdateSerializer(StrictSerializer):
     description = StrictCharField(required=False, allow_blank=True, max_length=10_000)
-    labels = serializers.DictField(
-        child=StrictCharField(allow_blank=True, max_length=500), required=False
+    labels = BoundedDictField(
+        max_entries=MAX_ITEMS,
+        child=StrictCharField(allow_blank=True, max_length=500),
+        required=False,
     )
     time_limit_s = StrictIntegerField(required=False, min_value=60, max_value=10 * 365 * 86400)
 
@@ -391,7 +395,7 @@ class JobCloneView(APIView):
         name = values.get("name")
         with planning_slot(user):
             if name:
-                load_document({**job.spec, "jobName": name})  # raises SpecError for an invalid name
+                replace_fields(actions.load_spec(job), {"jobName": name})  # raises SpecError
             return respond_idempotently(
                 request,
                 fingerprint=compute_fingerprint("clone", id, values),

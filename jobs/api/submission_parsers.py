@@ -21,8 +21,15 @@ from rest_framework.exceptions import ParseError, ValidationError
 from rest_framework.parsers import BaseParser
 from rest_framework.request import Request
 
-from core.api.fields import StrictBooleanField, StrictCharField, StrictSerializer
+from core.api.fields import (
+    BoundedDictField,
+    StrictBooleanField,
+    StrictCharField,
+    StrictSerializer,
+)
 from core.api.parsers import JSON_TYPES, YAML_TYPES, BodyTooLarge, parse_json, read_body
+from jobs.jobfile.limits import MAX_ITEMS
+from jobs.jobfile.rules import MAX_ROLES
 from jobs.models import CodeUpload
 from jobs.store.uploads import IncomingUpload, find_upload
 from jobs.submission import SubmissionRequest, parse_submission
@@ -47,7 +54,8 @@ class JobFileField(serializers.JSONField):
 class SubmitOptionsSerializer(StrictSerializer):
     """The options of a submission other than the job file."""
 
-    secrets = serializers.DictField(
+    secrets = BoundedDictField(
+        max_entries=MAX_ITEMS,
         child=StrictCharField(max_length=100_000, allow_blank=True, trim_whitespace=False),
         required=False,
         help_text="Values of the variables that the job file lists under `secrets`.",
@@ -73,7 +81,8 @@ class ImageLoginSerializer(StrictSerializer):
 
 class SubmitEnvelopeSerializer(SubmitOptionsSerializer):
     job = JobFileField()
-    image_logins = serializers.DictField(
+    image_logins = BoundedDictField(
+        max_entries=MAX_ROLES,
         child=ImageLoginSerializer(),
         required=False,
         help_text="Logins for registries, by the image's name in the job file. Stored like secrets.",

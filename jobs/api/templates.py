@@ -17,6 +17,7 @@ from rest_framework.views import APIView
 
 from accounts.requests import authenticated_user
 from core.api.fields import (
+    BoundedDictField,
     StrictBooleanField,
     StrictCharField,
     StrictIntegerField,
@@ -35,7 +36,8 @@ from jobs.api.filters import QueryParser, build_page_parameters, parse_body
 from jobs.api.job_detail import IDEMPOTENCY_KEY_HEADER, REPLAYED_RESPONSE, respond_idempotently
 from jobs.api.job_shape import JobDetailShape
 from jobs.api.submission_parsers import SubmitOptionsSerializer
-from jobs.jobfile.parameters import PARAMETER_KINDS
+from jobs.jobfile.limits import MAX_ITEMS
+from jobs.jobfile.parameters import MAX_PARAMETERS, PARAMETER_KINDS
 from jobs.models import Job, JobTemplate
 from jobs.request_limits import planning_slot
 from jobs.store.access import find_job
@@ -73,13 +75,16 @@ class TemplateFieldsSerializer(StrictSerializer):
     description = StrictCharField(required=False, allow_blank=True, max_length=10_000)
     visibility = serializers.ChoiceField(choices=JobTemplate.Visibility.choices, required=False)
     namespace = StrictCharField(required=False, allow_null=True, max_length=255)
-    spec = serializers.DictField(
-        child=AnyJsonField(allow_null=True), required=False, help_text="A job file."
+    spec = BoundedDictField(
+        max_entries=MAX_ITEMS,
+        child=AnyJsonField(allow_null=True),
+        required=False,
+        help_text="A job file.",
     )
     job_file = StrictCharField(
         required=False, trim_whitespace=False, max_length=1_000_000, help_text="Or its text."
     )
-    parameters = ParameterInputSerializer(many=True, required=False)
+    parameters = ParameterInputSerializer(many=True, required=False, max_length=MAX_PARAMETERS)  # type: ignore[call-arg]
 
 
 class TemplateCreateSerializer(TemplateFieldsSerializer):
@@ -108,7 +113,9 @@ class TemplateCopySerializer(StrictSerializer):
 
 
 class TemplateSubmitSerializer(SubmitOptionsSerializer):
-    parameters = serializers.DictField(child=ScalarField(allow_null=True), required=False)
+    parameters = BoundedDictField(
+        max_entries=MAX_ITEMS, child=ScalarField(allow_null=True), required=False
+    )
 
 
 class TemplateBatchSerializer(StrictSerializer):

@@ -7,13 +7,21 @@ A refused file is reported with all its problems at once. Messages are templates
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
+from itertools import islice
 from typing import Any, NoReturn
 
 from core.messages import Message, _, serialize
 
 MAX_SHOWN_VALUE_CHARS = 80
+MAX_SHOWN_KEY_CHARS = 255
+MAX_PROBLEMS = 100  # of one job file; further ones are only counted
+# Names that are compared for a suggestion: the comparison takes time in proportion to the square of their length.
+MAX_COMPARED_NAMES = 50
+MAX_COMPARED_CHARS = 64
 
 # Location of a value in a document: its keys and indices, such as ("taskRoles", 1, "name").
 Loc = tuple[str | int, ...]
@@ -109,6 +117,36 @@ class SpecError(Exception):
         return cls([Problem(path=path, message=message, code=code, **fields)])
 
 
+def limit_problems(problems: Iterable[Problem]) -> list[Problem]:
+    """Keep the first MAX_PROBLEMS, followed by a problem that states the number of others."""
+    kept: list[Problem] = []
+    more = 0
+    for problem in problems:
+        if problem.code == "more":
+            more += problem.params["count"]
+        elif len(kept) < MAX_PROBLEMS:
+            kept.append(problem)
+        else:
+            more += 1
+    return [*kept, build_more_problem(more)] if more else kept
+
+
+def build_more_problem(count: int) -> Problem:
+    """Build the problem that states the number of problems that are not listed."""
+    message = _("has %(more)s further problems.", more=count)
+    return Problem("", message, code="more", params={"count": count})
+
+
+def find_similar(name: str, known: Collection[str], cutoff: float = 0.6) -> str:
+    """Find the known name with the most similar spelling; empty if there is none, or if names are long or many."""
+    if len(name) > MAX_COMPARED_CHARS:
+        return ""
+    candidates = [
+        one for one in islice(known, MAX_COMPARED_NAMES) if len(one) <= MAX_COMPARED_CHARS
+    ]
+    return next(iter(get_close_matches(name, candidates, n=1, cutoff=cutoff)), "")
+
+
 def shorten(value: object) -> str:
     """Format a value as in a job file, shortened to at most MAX_SHOWN_VALUE_CHARS printable characters."""
     text = value if isinstance(value, str) else _to_json_text(value)
@@ -119,23 +157,49 @@ def shorten(value: object) -> str:
 
 
 def _to_json_text(value: object) -> str:
+    text = ""
     try:
-        return json.dumps(value, ensure_ascii=False, default=repr)
+        # Unlike `json.dumps`, this does not write the rest of a large value.
+        for chunk in json.JSONEncoder(ensure_ascii=False, default=repr).iterencode(value):
+            text += chunk
+            if len(text) > MAX_SHOWN_VALUE_CHARS * 2:
+                break
     except (ValueError, RecursionError):
         return repr(value)
+    return text
 
 
 def format_path(loc: Loc) -> str:
     """Format a location as text, such as taskRoles[1].portList[0].beginAt."""
-    text = ""
+    parts: list[str] = []
     for part in loc:
         if isinstance(part, int):
-            text += f"[{part}]"
-        elif part.replace("_", "").replace("-", "").isalnum():
-            text += f".{part}" if text else part
+            parts.append(f"[{part}]")
+        elif len(part) <= MAX_SHOWN_KEY_CHARS and part.replace("_", "").replace("-", "").isalnum():
+            parts.append(f".{part}" if parts else part)
         else:
-            text += f'["{shorten(part)}"]'
-    return text
+            parts.append(f'["{shorten(part)}"]')
+    return "".join(parts)
+
+
+_PATH_PART = re.compile(r'\[(?P<index>\d{1,9})\]|\["(?P<quoted>[^"]*)"\]|\.?(?P<key>[^.\["\]]+)')
+
+
+def parse_path(path: str) -> Loc:
+    """Return the location that `format_path` has formatted, if it has shortened no key."""
+    return tuple(
+        int(match["index"]) if match["index"] else match["quoted"] or match["key"]
+        for match in _PATH_PART.finditer(path)
+    )
+
+
+def nearest_position(positions: Mapping[Loc, Position], loc: Loc) -> Position | None:
+    """Find the position of a value, or of the nearest enclosing value that has one."""
+    while loc not in positions:
+        if not loc:
+            return None
+        loc = loc[:-1]
+    return positions[loc]
 
 
 def raise_problem(

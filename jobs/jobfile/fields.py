@@ -281,6 +281,7 @@ _MIB_PER_UNIT = {
     **dict.fromkeys(("g", "gb", "gib"), 1024.0),
     **dict.fromkeys(("t", "tb", "tib"), 1024.0**2),
 }
+_MAX_MEMORY_CHARS = 100
 _MEMORY = re.compile(r"\s*(?P<number>[0-9]{1,15}(?:\.[0-9]{1,15})?)\s*(?P<unit>[A-Za-z]*)\s*")
 
 
@@ -289,9 +290,11 @@ def parse_memory_mib(value: Any) -> int | None:
 
     None if it is not valid. static/sluice/format.js has the same parser.
     """
-    if isinstance(value, bool):
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
         return None
-    found = _MEMORY.fullmatch(value if isinstance(value, str) else str(value))
+    text = str(value)
+    # The expression takes time in proportion to the square of the number of spaces.
+    found = _MEMORY.fullmatch(text) if len(text) <= _MAX_MEMORY_CHARS else None
     unit = _MIB_PER_UNIT.get(found["unit"].lower()) if found else None
     return round(float(found["number"]) * unit) if found and unit is not None else None
 

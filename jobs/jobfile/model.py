@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from core.cancellation import checkpoint
 from core.messages import _
 from jobs.jobfile.fields import (
     MEMORY_SCHEMA,
@@ -230,6 +231,7 @@ class TaskRole(Section):
     @classmethod
     def _accept_parameter_mapping(cls, value: Any) -> Any:
         """Convert parameters written as {lr: 0.1} to [{key: lr, value: 0.1}]."""
+        checkpoint()  # once per role
         if isinstance(value, Mapping) and isinstance(value.get("parameters"), Mapping):
             entries = [{"key": k, "value": v} for k, v in value["parameters"].items()]
             return {**value, "parameters": entries}
@@ -505,9 +507,10 @@ class JobSpec(Section):
 
     @model_validator(mode="after")
     def _check_rules(self) -> Self:
-        violations = list(find_rule_violations(self))
-        if violations:
-            text = "; ".join(f"{violation.loc}: {violation.message}" for violation in violations)
+        # `validation` lists all violations; here the first suffices to refuse the job.
+        violation = next(find_rule_violations(self), None)
+        if violation is not None:
+            text = f"{violation.loc}: {violation.message}"
             raise validation_error(RULES_CODE, _("%(text)s", text=text))
         return self
 

@@ -10,11 +10,12 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 from core.messages import Message, _
 from jobs.jobfile import Problem, SpecError
+from jobs.jobfile.errors import MAX_PROBLEMS, find_similar, limit_problems
+from jobs.jobfile.limits import TextBudget, check_document
 
 PLACEHOLDER = re.compile(r"<%\s*\$parameters\.([A-Za-z_][A-Za-z0-9_]*)\s*%>")
 _PARAMETER_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}\Z")
@@ -61,10 +62,6 @@ class TemplateParameter:
             return self.choices[0] if self.choices else "x"
         sample_values: dict[str, Scalar] = {"text": "x", "whole": 1, "number": 1, "flag": False}
         return sample_values[self.kind]
-
-
-def _find_similar_name(name: str, names: Sequence[str]) -> str:
-    return next(iter(get_close_matches(name, names, n=1, cutoff=0.5)), "")
 
 
 def parse_parameter_value(parameter: TemplateParameter, value: Any) -> Scalar:
@@ -133,22 +130,31 @@ def _iter_strings(value: Any) -> Iterator[str]:
             yield from _iter_strings(item)
 
 
-def substitute_parameters(value: Any, values: Mapping[str, Scalar]) -> Any:
-    """Replace the placeholders in a job file. Placeholders of parameters without a value stay."""
+def substitute_parameters(
+    value: Any, values: Mapping[str, Scalar], budget: TextBudget | None = None
+) -> Any:
+    """Replace the placeholders in a job file. Placeholders of parameters without a value stay.
+
+    Raises SpecError if the result has more text than a job file may have.
+    """
+    budget = budget or TextBudget()
     if isinstance(value, str):
+        budget.spend(value)
         sole_placeholder = PLACEHOLDER.fullmatch(value)
         if sole_placeholder and sole_placeholder.group(1) in values:
             return values[sole_placeholder.group(1)]
         return PLACEHOLDER.sub(
             lambda match: (
-                _format_parameter_value(values[match[1]]) if match[1] in values else match[0]
+                budget.spend(_format_parameter_value(values[match[1]]))
+                if match[1] in values
+                else match[0]
             ),
             value,
         )
     if isinstance(value, Mapping):
-        return {key: substitute_parameters(item, values) for key, item in value.items()}
+        return {key: substitute_parameters(item, values, budget) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [substitute_parameters(item, values) for item in value]
+        return [substitute_parameters(item, values, budget) for item in value]
     return value
 
 
@@ -160,15 +166,16 @@ def _format_parameter_value(value: Scalar) -> str:
 
 def check_parameters(parameters: Sequence[TemplateParameter], job_file: Any) -> None:
     """Check the parameters of a template, and that its job file uses only these. Raises SpecError."""
+    check_document(job_file)
     problems: list[Problem] = []
-    names = [parameter.name for parameter in parameters]
+    names: dict[str, int] = {}  # name → index of its first declaration
     for index, parameter in enumerate(parameters):
         path = f"parameters[{index}]"
         if not _PARAMETER_NAME.match(parameter.name):
             problems.append(
                 Problem(f"{path}.name", _("must be letters, digits and _, no digit first."), "name")
             )
-        if names.index(parameter.name) != index:
+        if names.setdefault(parameter.name, index) != index:
             problems.append(Problem(f"{path}.name", _("is declared twice."), "duplicate"))
         if parameter.kind == "choice" and not parameter.choices:
             problems.append(
@@ -179,35 +186,36 @@ def check_parameters(parameters: Sequence[TemplateParameter], job_file: Any) -> 
                 parse_parameter_value(parameter, parameter.default)
             except SpecError as error:
                 problems.append(Problem(f"{path}.default", error.problems[0].message, "default"))
-    for name in sorted(find_parameter_names(job_file) - set(names)):
+    unknown = sorted(find_parameter_names(job_file) - set(names))
+    for name in unknown[:MAX_PROBLEMS]:
         problems.append(
             Problem(
                 "spec",
                 _("uses the parameter %(name)s, which the template does not declare.", name=name),
                 "unknown_parameter",
-                suggestion=_find_similar_name(name, names),
+                suggestion=find_similar(name, names, cutoff=0.5),
             )
         )
     if problems:
-        raise SpecError(problems)
+        raise SpecError(limit_problems(problems))
 
 
 def fill_template(
     job_file: Any, parameters: Sequence[TemplateParameter], given: Mapping[str, Any]
 ) -> Any:
     """Replace the placeholders in a template's job file by the given values, or by defaults. Raises SpecError."""
+    check_document(job_file)
     by_name = {parameter.name: parameter for parameter in parameters}
-    problems: list[Problem] = []
-    for name in given:
-        if name not in by_name:
-            problems.append(
-                Problem(
-                    f"parameters.{name[:80]}",
-                    _("is not a parameter of this template."),
-                    "unknown_parameter",
-                    suggestion=_find_similar_name(name, list(by_name)),
-                )
-            )
+    unknown = [name for name in given if name not in by_name]
+    problems = [
+        Problem(
+            f"parameters.{name[:80]}",
+            _("is not a parameter of this template."),
+            "unknown_parameter",
+            suggestion=find_similar(name, by_name, cutoff=0.5),
+        )
+        for name in unknown[:MAX_PROBLEMS]
+    ]
     values: dict[str, Scalar] = {}
     for name, parameter in by_name.items():
         value = given.get(name)

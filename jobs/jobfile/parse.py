@@ -1,7 +1,7 @@
 """Parses the bytes of a job file, JSON or YAML, to plain values with the line and column of each.
 
-Comments and trailing commas in JSON are ignored with a warning. Files above the limits of size, depth and number
-of values are refused. YAML scalars follow YAML 1.2: `yes` and `on` are text, 012 is twelve, 1:30 is text. Does
+Comments and trailing commas in JSON are ignored with a warning. Files above the limits (`limits`) are refused; those of
+depth, number of values and text stop the parser, so that aliases cannot multiply them. YAML scalars follow YAML 1.2: `yes` and `on` are text, 012 is twelve, 1:30 is text. Does
 not know the fields of job files. Pure.
 """
 
@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from core.cancellation import checkpoint
 from core.messages import Message, _
 from jobs.jobfile.errors import (
     Loc,
@@ -25,11 +26,18 @@ from jobs.jobfile.errors import (
     shorten,
 )
 from jobs.jobfile.json_events import JsonEvents
-
-MAX_FILE_BYTES = 1024 * 1024
-MAX_NESTING_DEPTH = 50  # nested mappings and lists
-MAX_VALUES = 20_000  # values in a file; a YAML alias counts as all values that it repeats
-MAX_NUMBER_DIGITS = 300
+from jobs.jobfile.limits import (
+    MAX_FILE_BYTES,
+    MAX_NESTING_DEPTH,
+    MAX_NUMBER_DIGITS,
+    MAX_TOTAL_CHARS,
+    MAX_VALUES,
+    MAX_YAML_DIRECTIVES,
+    check_document,
+    refuse_too_deep,
+    refuse_too_many_values,
+    refuse_too_much_text,
+)
 
 _FORBIDDEN_CHARACTER = re.compile("[\x00\ud800-\udfff]")
 
@@ -54,9 +62,9 @@ def parse_text(text: str | bytes, *, filename: str = "") -> ParsedFile:
         raise SpecError.single("", _("is empty."), code="empty")
     is_yaml = filename.lower().endswith((".yaml", ".yml"))
     looks_like_json = decoded.lstrip().startswith(("{", "[", "//", "/*"))
-    if looks_like_json and not is_yaml:
-        return _parse_json(decoded)
-    return _parse_yaml(decoded)
+    parsed = _parse_json(decoded) if looks_like_json and not is_yaml else _parse_yaml(decoded)
+    check_document(parsed.document, parsed.positions)
+    return parsed
 
 
 def _parse_json(text: str) -> ParsedFile:
@@ -67,6 +75,15 @@ def _parse_json(text: str) -> ParsedFile:
 
 
 def _parse_yaml(text: str) -> ParsedFile:
+    if len(_YAML_DIRECTIVE.findall(text)) > MAX_YAML_DIRECTIVES:
+        raise SpecError.single(
+            "",
+            _(
+                "has more than %(limit)s lines that begin with %% (YAML directives); remove them.",
+                limit=MAX_YAML_DIRECTIVES,
+            ),
+            code="too_many_directives",
+        )
     try:
         builder = _DocumentBuilder(iter(yaml.parse(text, Loader=_YAML_LOADER)), is_json=False)
         document = builder.build_document()
@@ -120,6 +137,7 @@ _YAML_BOOL_TEXTS = {
 YAML_INT = re.compile(r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+")
 YAML_FLOAT = re.compile(r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?")
 _YAML_INF_OR_NAN = re.compile(r"[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)")
+_YAML_DIRECTIVE = re.compile("^%", re.MULTILINE)
 _YAML_TAG_PREFIX = "tag:yaml.org,2002:"
 
 
@@ -129,6 +147,7 @@ class _Anchor:
 
     value: Any = None
     nodes: int = 0  # number of values in `value`, including itself
+    chars: int = 0  # characters of all texts and keys in `value`
     depth: int = 0  # levels of nesting in `value`
     is_complete: bool = False
 
@@ -145,6 +164,7 @@ class _DocumentBuilder:
         self.positions: dict[Loc, Position] = {}
         self.anchors: dict[str, _Anchor] = {}
         self.nodes = 0  # number of values so far
+        self.chars = 0  # characters of all texts and keys so far
         self.deepest = 0  # deepest level in the node that is being built
 
     def build_document(self) -> Any:
@@ -167,13 +187,13 @@ class _DocumentBuilder:
     def _build_node(self, event: Any, loc: Loc, depth: int) -> Any:
         position = _event_position(event)
         self.positions.setdefault(loc, position)
-        self._count_nodes(1, depth, position)
+        self._count_nodes(1, 0, depth, loc, position)
         if isinstance(event, yaml.AliasEvent):
             return self._resolve_alias(event, loc, depth, position)
         anchor = _Anchor()
         if event.anchor:
             self.anchors[event.anchor] = anchor
-        nodes_before, deepest_before = self.nodes, self.deepest
+        nodes_before, chars_before, deepest_before = self.nodes, self.chars, self.deepest
         self.deepest = depth
         if isinstance(event, yaml.MappingStartEvent):
             self._check_tag(event, loc, position, "map")
@@ -184,34 +204,29 @@ class _DocumentBuilder:
             while not isinstance(event := next(self.events), yaml.SequenceEndEvent):
                 value.append(self._build_node(event, (*loc, len(value)), depth + 1))
         else:
+            self._count_nodes(0, len(event.value), depth, loc, position)
             value = self._parse_scalar(event, loc, position)
+        anchor.chars = self.chars - chars_before
         anchor.value, anchor.nodes, anchor.is_complete = value, self.nodes - nodes_before + 1, True
         anchor.depth = self.deepest - depth
         self.deepest = max(self.deepest, deepest_before)
         return value
 
-    def _count_nodes(self, nodes: int, depth: int, position: Position) -> None:
+    def _count_nodes(
+        self, nodes: int, chars: int, depth: int, loc: Loc, position: Position
+    ) -> None:
         self.nodes += nodes
+        self.chars += chars
         self.deepest = max(self.deepest, depth)
-        if depth > MAX_NESTING_DEPTH:
-            raise_problem(
-                (),
-                position,
-                "too_deep",
-                _("is nested deeper than %(limit)s levels.", limit=MAX_NESTING_DEPTH),
-            )
-        if self.nodes > MAX_VALUES:
-            raise_problem(
-                (),
-                position,
-                "too_many_values",
-                _("contains more than %(limit)s values.", limit=f"{MAX_VALUES:,}")
-                if self.is_json
-                else _(
-                    "contains more than %(limit)s values after alias expansion.",
-                    limit=f"{MAX_VALUES:,}",
-                ),
-            )
+        try:
+            if depth > MAX_NESTING_DEPTH:
+                refuse_too_deep()
+            if self.nodes > MAX_VALUES:
+                refuse_too_many_values(loc)
+            if self.chars > MAX_TOTAL_CHARS:
+                refuse_too_much_text(loc)
+        except SpecError as error:
+            raise SpecError(p.with_position(position) for p in error.problems) from None
 
     def _resolve_alias(self, event: Any, loc: Loc, depth: int, position: Position) -> Any:
         anchor = self.anchors.get(event.anchor)
@@ -229,10 +244,11 @@ class _DocumentBuilder:
                 "recursive_alias",
                 _("*%(anchor)s is inside &%(anchor)s itself.", anchor=event.anchor),
             )
-        self._count_nodes(anchor.nodes, depth + anchor.depth, position)
+        self._count_nodes(anchor.nodes - 1, anchor.chars, depth + anchor.depth, loc, position)
         return anchor.value
 
     def _build_mapping(self, loc: Loc, depth: int) -> dict[str, Any]:
+        checkpoint()
         result: dict[str, Any] = {}
         merged: dict[str, Any] = {}
         while not isinstance(event := next(self.events), yaml.MappingEndEvent):
@@ -259,6 +275,7 @@ class _DocumentBuilder:
                     _("is defined twice (again in line %(line)s).", line=position.line),
                 )
             self.positions[(*loc, key)] = position
+            self._count_nodes(0, len(key), depth, loc, position)
             value = self._build_node(next(self.events), (*loc, key), depth + 1)
             if is_merge:
                 self._merge(merged, value, loc, position)
@@ -267,8 +284,11 @@ class _DocumentBuilder:
         return {**merged, **result} if merged else result
 
     def _build_key(self, event: Any, loc: Loc, depth: int) -> Any:
-        if self.is_json:  # a key in JSON is always text and does not count as a value
-            return _check_text(event.value, loc, _event_position(event))
+        position = _event_position(event)
+        if self.is_json:  # a key in JSON is always text
+            return _check_text(event.value, loc, position)
+        if isinstance(event, yaml.ScalarEvent) and not event.anchor:
+            return self._parse_scalar(event, loc, position)
         return self._build_node(event, (*loc, ""), depth + 1)
 
     @staticmethod

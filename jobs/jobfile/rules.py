@@ -13,13 +13,16 @@ from typing import Any
 
 from pydantic.alias_generators import to_camel
 
+from core.cancellation import checked
 from core.messages import Message, _
-from jobs.jobfile.errors import Loc
+from jobs.jobfile.errors import Loc, shorten
 from jobs.jobfile.fields import parse_duration, parse_memory_mib, to_identifier
 
 MAX_ROLES = 100
 MAX_TASKS = 2000
 MAX_GRACE_S = 3600
+MAX_PORTS = 1000  # of one entry of a portList
+MAX_SHOWN_ROLES = 20  # in a message
 MAX_RULE_VIOLATIONS = 1000  # further ones are not searched for
 
 # Keys in the file that are not the camelCase form of the attribute.
@@ -77,7 +80,9 @@ def _get_list(section: Any, name: str) -> Sequence[Any]:
 def find_rule_violations(job: Any) -> Iterator[RuleViolation]:
     """Find all violated rules between fields of `job`, which is a JobSpec or the mapping of a file."""
     roles = _get_list(job, "task_roles")
-    for index, role in enumerate(roles[:MAX_ROLES]):  # more roles are a violation of their own
+    for index, role in enumerate(
+        checked(roles[:MAX_ROLES])
+    ):  # more roles are a violation of their own
         loc: Loc = ("taskRoles", index)
         yield from _check_role(role, loc)
         yield from _check_unique(
@@ -169,10 +174,10 @@ def _check_unique(
                 "names_alike",
                 _(
                     '"%(name)s" and the %(what)s "%(other)s" give the same variable names (…_%(bare)s); rename one.',
-                    name=name,
+                    name=shorten(name),
                     what=what,
-                    other=other,
-                    bare=identifier,
+                    other=shorten(other),
+                    bare=shorten(identifier),
                 ),
                 name,
             )
@@ -187,7 +192,10 @@ def _check_unique(
 
 
 def _check_ports(role: Any, loc: Loc) -> Iterator[RuleViolation]:
-    """Check that the fixed ports of a role do not overlap. The cost is linear in the number of ports."""
+    """Check that the fixed ports of a role do not overlap. The cost is linear in the number of ports.
+
+    Ports with invalid numbers are left out; the validation of the field reports those.
+    """
     ports = _get_list(role, "port_list")
     labels: list[str] = []
     # Port → 1 + index in `labels`; 0: not used.
@@ -195,14 +203,16 @@ def _check_ports(role: Any, loc: Loc) -> Iterator[RuleViolation]:
     for index, port in enumerate(ports):
         begin, count = _get_number(port, "begin_at", 0), _get_number(port, "port_number", 1)
         label = _get_field(port, "label")
-        if not begin or not count or begin + count > 65536 or not isinstance(label, str):
+        if not begin or not count or not isinstance(label, str):
+            continue
+        if begin < 0 or not 0 < count <= MAX_PORTS or begin + count > 65536:
             continue
         owner = max(owners[begin : begin + count])
         if owner:
             yield RuleViolation(
                 (*loc, "portList", index, "beginAt"),
                 "ports_overlap",
-                _('uses ports that "%(other)s" already uses.', other=labels[owner - 1]),
+                _('uses ports that "%(other)s" already uses.', other=shorten(labels[owner - 1])),
                 begin,
             )
         labels.append(label)
@@ -227,11 +237,14 @@ def _check_mounts(job: Any) -> Iterator[RuleViolation]:
 
 
 def _check_services(job: Any, roles: Sequence[Any]) -> Iterator[RuleViolation]:
-    names = [_get_field(role, "name") for role in roles]
+    names = dict.fromkeys(
+        name for role in roles if isinstance(name := _get_field(role, "name"), str)
+    )
+    known = ", ".join(shorten(name) for name in [*names][:MAX_SHOWN_ROLES])
+    known += ", …" if len(names) > MAX_SHOWN_ROLES else ""
     for index, service in enumerate(_get_list(job, "services")):
         role = _get_field(service, "role")
         if isinstance(role, str) and role and role not in names:
-            known = ", ".join(dict.fromkeys(name for name in names if isinstance(name, str)))
             yield RuleViolation(
                 ("services", index, "role"),
                 "unknown_role",
@@ -250,7 +263,7 @@ def _check_namespace(job: Any) -> Iterator[RuleViolation]:
             "two_namespaces",
             _(
                 'is another name for namespace, which is "%(one)s"; set only one of them.',
-                one=one,
+                one=shorten(one),
             ),
             other,
         )

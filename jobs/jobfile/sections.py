@@ -29,6 +29,8 @@ from jobs.jobfile.fields import (
     validation_error,
 )
 from jobs.jobfile.form import form
+from jobs.jobfile.limits import MAX_ITEMS
+from jobs.jobfile.rules import MAX_PORTS
 
 # Fields in which null has a meaning.
 _NULLABLE_FIELDS = frozenset(
@@ -99,7 +101,7 @@ class Port(Section):
         description=_("First port number; 0: any free ports."),
         json_schema_extra=form("row", minimum=0),
     )
-    port_number: Annotated[int, bounded_integer(1, 1000)] = Field(
+    port_number: Annotated[int, bounded_integer(1, MAX_PORTS)] = Field(
         default=1,
         title=_("Number of ports"),
         description=_("Number of ports."),
@@ -235,6 +237,10 @@ class _AlertSection(BaseModel):
 
 def _parse_receivers(value: Any) -> Any:
     if isinstance(value, str):
+        if value.count(",") + value.count(";") >= MAX_ITEMS:
+            raise validation_error(
+                "too_many_items", _("may have at most %(limit)s entries.", limit=MAX_ITEMS)
+            )
         return [part.strip() for part in re.split(r"[,;]", value) if part.strip()]
     return value
 

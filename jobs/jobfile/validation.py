@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from difflib import get_close_matches
+from functools import partial
 from itertools import islice
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
@@ -16,23 +16,23 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from core.messages import Message, _
-from jobs.jobfile.errors import Loc, Position, Problem, SpecError, format_path, shorten
+from jobs.jobfile.errors import (
+    MAX_PROBLEMS,
+    Loc,
+    Position,
+    Problem,
+    SpecError,
+    build_more_problem,
+    find_similar,
+    format_path,
+    nearest_position,
+    shorten,
+)
 from jobs.jobfile.fields import describe_type
 from jobs.jobfile.model import RULES_CODE, JobSpec
 from jobs.jobfile.rules import MAX_RULE_VIOLATIONS, RuleViolation, find_rule_violations
 
-MAX_PROBLEMS = 100
-
 Positions = Mapping[Loc, Position]
-
-
-def nearest_position(positions: Positions, loc: Loc) -> Position | None:
-    """Find the position of a value, or of the nearest enclosing value that has one."""
-    while loc not in positions:
-        if not loc:
-            return None
-        loc = loc[:-1]
-    return positions[loc]
 
 
 def validate_document(
@@ -49,64 +49,87 @@ def validate_document(
             _("must be a mapping of fields, not %(kind)s.", kind=describe_type(document)),
             code="not_a_mapping",
         )
-    problems: dict[tuple[Loc, str], Problem] = {}
-    spec = None
     try:
-        spec = JobSpec.model_validate(document, by_alias=True, by_name=False)
+        return JobSpec.model_validate(document, by_alias=True, by_name=False)
     except ValidationError as error:
-        for details in error.errors(include_url=False):
-            if details["type"] != f"sluice_{RULES_CODE}":
-                loc = _convert_loc(details["loc"], document)
-                problems[loc, details["type"]] = _build_pydantic_problem(details, loc, document)
-    if spec is None:
-        violations = list(islice(find_rule_violations(document), MAX_RULE_VIOLATIONS))
-        # A violated rule replaces other problems at the same location.
-        replaced = {violation.loc for violation in violations}
-        problems = {key: problem for key, problem in problems.items() if key[0] not in replaced}
-        for violation in violations:
-            problems[violation.loc, violation.code] = _build_rule_problem(violation)
-    if problems:
-        raise SpecError(_locate_problems(problems, positions, source_of))
-    if spec is None:  # the model refused what the rules on the mapping accept: a programming error
+        found = _find_problems(error, document)
+    if not found:  # the model refused what the rules on the mapping accept: a programming error
         raise SpecError.single("", _("is not a valid job file."))
-    return spec
+    raise SpecError(_locate_problems(found, positions, source_of))
+
+
+def replace_fields(spec: JobSpec, changes: Mapping[str, Any]) -> JobSpec:
+    """Replace fields of a job, given by their keys in files. Raises SpecError."""
+    document = {**spec.model_dump(mode="json", by_alias=True), **changes}
+    return validate_document(document, positions={}, source_of=lambda loc: loc)
+
+
+def _find_problems(
+    error: ValidationError, document: Mapping[str, Any]
+) -> dict[Loc, dict[str, Callable[[], Problem]]]:
+    """Find all problems: location in the document → code → function that builds the problem.
+
+    Building a problem costs much more than finding it, so that is done only for those that are reported.
+    """
+    found: dict[Loc, dict[str, Callable[[], Problem]]] = {}
+    convert_loc = _LocConverter(document)
+    for details in error.errors(include_url=False, include_input=False):
+        if details["type"] != f"sluice_{RULES_CODE}":
+            loc = convert_loc(details["loc"])
+            build = partial(_build_pydantic_problem, details, loc, document)
+            found.setdefault(loc, {})[details["type"]] = build
+    violated: dict[Loc, dict[str, Callable[[], Problem]]] = {}
+    for violation in islice(find_rule_violations(document), MAX_RULE_VIOLATIONS):
+        build = partial(_build_rule_problem, violation)
+        violated.setdefault(violation.loc, {})[violation.code] = build
+    return {**found, **violated}  # a violated rule replaces other problems at the same location
 
 
 def _locate_problems(
-    problems: Mapping[tuple[Loc, str], Problem],
+    found: Mapping[Loc, Mapping[str, Callable[[], Problem]]],
     positions: Positions,
     source_of: Callable[[Loc], Loc],
 ) -> list[Problem]:
-    """Replace the path of each problem by the path in the original file, and add its line and column."""
+    """Build the first problems in the order of the file, with the path, line and column in the original file."""
     located = []
-    for (loc, _code), problem in problems.items():
+    for loc, builders in found.items():
         source_loc = source_of(loc)
         position = nearest_position(positions, source_loc)
-        located.append(replace(problem, path=format_path(source_loc)).with_position(position))
-    located.sort(key=lambda p: (p.line or 0, p.column or 0))
-    if len(located) > MAX_PROBLEMS:
-        more = len(located) - MAX_PROBLEMS
-        located = located[:MAX_PROBLEMS]
-        located.append(Problem("", _("has %(more)s further problems.", more=more), code="more"))
-    return located
+        order = (position.line, position.column) if position else (0, 0)
+        located += [(order, source_loc, position, build) for build in builders.values()]
+    located.sort(key=lambda row: row[0])
+    problems = [
+        replace(build(), path=format_path(source_loc)).with_position(position)
+        for _order, source_loc, position, build in located[:MAX_PROBLEMS]
+    ]
+    more = len(located) - len(problems)
+    return [*problems, build_more_problem(more)] if more else problems
 
 
-def _convert_loc(loc: tuple[int | str, ...], document: Any) -> Loc:
-    """Convert the location in a pydantic error to the location in the file.
+class _LocConverter:
+    """Converts the location in a pydantic error to the location in the file.
 
     The locations differ if the file has a mapping where the model has a list (`parameters`), and for problems of a
     mapping's key, to which pydantic appends "[key]".
     """
-    file_loc: list[str | int] = []
-    value = document
-    for part in loc:
-        if part == "[key]":
-            continue
-        if isinstance(part, int) and isinstance(value, Mapping):
-            return (*file_loc, list(value)[part])
-        file_loc.append(part)
-        value = _value_at(value, (part,))
-    return tuple(file_loc)
+
+    def __init__(self, document: Any) -> None:
+        self._document = document
+        self._keys: dict[int, list[str]] = {}  # id of a mapping → its keys
+
+    def __call__(self, loc: tuple[int | str, ...]) -> Loc:
+        file_loc: list[str | int] = []
+        value = self._document
+        for part in loc:
+            if part == "[key]":
+                continue
+            if isinstance(part, int) and isinstance(value, Mapping):
+                keys = self._keys.setdefault(id(value), [])
+                keys += () if keys else value
+                return (*file_loc, keys[part])
+            file_loc.append(part)
+            value = _value_at(value, (part,))
+        return tuple(file_loc)
 
 
 def _build_rule_problem(violation: RuleViolation) -> Problem:
@@ -163,10 +186,8 @@ def _build_unknown_key_problem(loc: Loc, value: object) -> Problem:
     keys_by_normalized_key = {
         name.lower().replace("_", ""): name for name in _list_known_keys(loc[:-1])
     }
-    matches = get_close_matches(
-        key.lower().replace("_", ""), keys_by_normalized_key, n=1, cutoff=0.7
-    )
-    suggestion = keys_by_normalized_key[matches[0]] if matches else ""
+    similar = find_similar(key.lower().replace("_", ""), keys_by_normalized_key, cutoff=0.7)
+    suggestion = keys_by_normalized_key.get(similar, "")
     message = _("is not a field of a job file.")
     if suggestion:
         message = _(

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from clusters.capacity import Capacity
+from core.cancellation import checked
 from core.messages import msg
 from jobs.plan import placement
-from jobs.plan.model import Group, Note, Plan, describe_gpu_type
+from jobs.plan.model import Group, Note, Plan, RolePlan, describe_gpu_type
 from jobs.plan.placement import RoleRequirement
 
+MAX_OBSTACLES = 10  # further groups are not checked
 
-def _build_group_requirement(plan: Plan, group: Group) -> RoleRequirement:
+
+def _build_group_requirement(group: Group, roles: Sequence[RolePlan]) -> RoleRequirement:
     """Build what the group needs. For a group that roles share, one "task" stands for its share of one node."""
     if group.shared:
         return RoleRequirement(
             group.nodes, group.cpus, group.mem_mib, group.gpus, group.gpu_type, max_per_node=1
         )
-    roles = plan.roles_of(group)  # their tasks are equal
-    role, tasks = roles[0], sum(role.tasks for role in roles)
+    role, tasks = roles[0], sum(role.tasks for role in roles)  # their tasks are equal
     return RoleRequirement(tasks, role.cpus, role.mem_mib, role.gpus, role.gpu_type, role.per_node)
 
 
 def fits_capacity(plan: Plan, capacity: Capacity, *, free: bool) -> bool:
     """Check a plan against the free resources (`free`) or the total resources of the cluster's nodes."""
+    nodes = {
+        name: placement.select_nodes(capacity, name, plan.constraint, usable_only=free)
+        for name in {group.partition for group in plan.groups}
+    }
     requirements = [
-        (
-            _build_group_requirement(plan, group),
-            placement.select_nodes(capacity, group.partition, plan.constraint, usable_only=free),
-        )
-        for group in plan.groups
+        (_build_group_requirement(group, roles), nodes[group.partition])
+        for group, roles in plan.list_groups()
     ]
     return placement.assign_separate_nodes(requirements, free=free) is not None
 
@@ -52,8 +57,10 @@ def find_start_obstacles(plan: Plan, capacity: Capacity) -> tuple[Note, ...]:
     ]
     if obstacles or fits_capacity(plan, capacity, free=True):
         return tuple(obstacles)
-    for group in plan.groups:
-        obstacles.extend(_find_shortages(plan, group, capacity))
+    for group, roles in checked(plan.list_groups()):
+        obstacles.extend(_find_shortages(plan, group, roles, capacity))
+        if len(obstacles) >= MAX_OBSTACLES:
+            break
     if not obstacles:
         obstacles.append(
             Note(
@@ -68,10 +75,12 @@ def find_start_obstacles(plan: Plan, capacity: Capacity) -> tuple[Note, ...]:
     return tuple(obstacles)
 
 
-def _find_shortages(plan: Plan, group: Group, capacity: Capacity) -> list[Note]:
+def _find_shortages(
+    plan: Plan, group: Group, roles: Sequence[RolePlan], capacity: Capacity
+) -> list[Note]:
     """List the free resources that the group's partition lacks for the plan, one note for each."""
     nodes = placement.select_nodes(capacity, group.partition, plan.constraint, usable_only=True)
-    requirement = _build_group_requirement(plan, group)
+    requirement = _build_group_requirement(group, roles)
     cpus_free = sum(node.cpus - node.cpus_used for node in nodes)
     mem_mib_free = sum(node.mem_mib - node.mem_mib_used for node in nodes)
     gpus_free = sum(node.gpu_free(group.gpu_type) for node in nodes)

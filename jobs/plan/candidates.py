@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from clusters.capacity import Capacity, NamespaceRules, Node, Partition
+from core.cancellation import checked
 from core.messages import Message, join_messages, join_with_and, join_with_commas, msg, msg_plural
 from jobs.jobfile import JobSpec, Problem, TaskRole
 from jobs.jobfile.fields import format_duration
 from jobs.plan import placement
 from jobs.plan.model import describe_gpu_type, format_gpus, format_memory
 from jobs.plan.placement import RoleRequirement
+
+MAX_REJECTED_ROLES = 10  # problems of roles that do not fit; further roles are not checked
 
 
 @dataclass(slots=True)
@@ -29,6 +32,9 @@ class PlanningState:
     requirements: list[RoleRequirement] = field(default_factory=list)
     partitions: list[Partition] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
+    # Roles often have equal requirements, and every role is compared with every partition.
+    _nodes: dict[str, list[Node]] = field(default_factory=dict)
+    _fits: dict[tuple[str, RoleRequirement], bool] = field(default_factory=dict)
 
     def add_problem(
         self, code: str, path: str, message: Message, suggestion: str = "", **params: Any
@@ -39,12 +45,25 @@ class PlanningState:
 
     def eligible_nodes(self, partition: Partition) -> list[Node]:
         """List the partition's nodes that satisfy the namespace's constraint, busy or not."""
-        return placement.select_nodes(self.capacity, partition.name, self.rules.constraint)
+        nodes = self._nodes.get(partition.name)
+        if nodes is None:
+            nodes = placement.select_nodes(self.capacity, partition.name, self.rules.constraint)
+            self._nodes[partition.name] = nodes
+        return nodes
 
     def max_nodes(self, partition: Partition) -> int:
         """Compute the maximum number of the partition's nodes that one job may use."""
         limits = (partition.max_nodes_per_job, self.rules.max_nodes_per_job, len(partition.nodes))
         return min(limit for limit in limits if limit is not None)
+
+    def can_hold(self, partition: Partition, requirement: RoleRequirement) -> bool:
+        """Whether the tasks of a role fit on the partition's nodes within the limit of nodes per job."""
+        fits = self._fits.get((partition.name, requirement))
+        if fits is None:
+            count = placement.count_nodes_needed(self.eligible_nodes(partition), requirement)
+            fits = count is not None and count <= self.max_nodes(partition)
+            self._fits[partition.name, requirement] = fits
+        return fits
 
 
 def build_role_requirement(spec: JobSpec, role: TaskRole) -> RoleRequirement:
@@ -182,21 +201,13 @@ def check_roles(state: PlanningState) -> bool:
     """
     problem_count = len(state.problems)
     for index, (role, requirement) in enumerate(
-        zip(state.spec.task_roles, state.requirements, strict=True)
+        checked(zip(state.spec.task_roles, state.requirements, strict=True))
     ):
-        if not any(
-            can_partition_hold(state, partition, requirement) for partition in state.partitions
-        ):
+        if not any(state.can_hold(partition, requirement) for partition in state.partitions):
             _reject_role(state, index, role, requirement)
+            if len(state.problems) - problem_count >= MAX_REJECTED_ROLES:
+                break  # the explanations compare the role with every node
     return len(state.problems) == problem_count
-
-
-def can_partition_hold(
-    state: PlanningState, partition: Partition, requirement: RoleRequirement
-) -> bool:
-    """Whether the tasks of a role fit on the partition's nodes within the limit of nodes per job."""
-    count = placement.count_nodes_needed(state.eligible_nodes(partition), requirement)
-    return count is not None and count <= state.max_nodes(partition)
 
 
 def _reject_role(

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator
 
 from clusters.capacity import NamespaceRules
+from core.cancellation import checked
 from core.messages import msg
 from jobs.jobfile import JobSpec, Problem
 
@@ -24,13 +25,16 @@ _MAX_ENVIRONMENT_BYTES = 1024 * 1024
 
 def check_variables(spec: JobSpec) -> Iterator[Problem]:
     """Find the variables of a job that cannot be passed to its tasks."""
-    yield from _check_values("jobEnvs", spec.job_env_texts)
-    for i, role in enumerate(spec.task_roles):
-        yield from _check_values(f"taskRoles[{i}].env", role.env_texts)
-        size = sum(
-            len(f"{k}={v}".encode()) + 1
-            for k, v in {**spec.job_env_texts, **role.env_texts}.items()
-        )
+    job_values = spec.job_env_texts
+    job_sizes = _measure_values(job_values)
+    job_size = sum(job_sizes.values())
+    yield from _check_values("jobEnvs", job_values, job_sizes)
+    for i, role in enumerate(checked(spec.task_roles)):
+        values = role.env_texts
+        sizes = _measure_values(values)
+        yield from _check_values(f"taskRoles[{i}].env", values, sizes)
+        overridden = sum(job_sizes[name] for name in values if name in job_sizes)
+        size = job_size - overridden + sum(sizes.values())
         if size > _MAX_ENVIRONMENT_BYTES:
             yield Problem(
                 path=f"taskRoles[{i}].env",
@@ -67,8 +71,13 @@ def check_images(spec: JobSpec, rules: NamespaceRules) -> Iterator[Problem]:
             )
 
 
-def _check_values(path: str, values: dict[str, str]) -> Iterator[Problem]:
-    for name, value in values.items():
+def _measure_values(values: dict[str, str]) -> dict[str, int]:
+    """Return the bytes of each variable in the environment of a process, including its final NUL."""
+    return {name: len(f"{name}={value}".encode()) + 1 for name, value in values.items()}
+
+
+def _check_values(path: str, values: dict[str, str], sizes: dict[str, int]) -> Iterator[Problem]:
+    for name in values:
         if _SHELL_RESERVED.fullmatch(name):
             yield Problem(
                 path=f"{path}.{name}",
@@ -81,7 +90,7 @@ def _check_values(path: str, values: dict[str, str]) -> Iterator[Problem]:
                 suggestion=msg("plan.use-another-name", "Use another name."),
                 params={"name": name},
             )
-        elif len(f"{name}={value}".encode()) >= _MAX_VARIABLE_BYTES:
+        elif sizes[name] > _MAX_VARIABLE_BYTES:
             yield Problem(
                 path=f"{path}.{name}",
                 message=msg(

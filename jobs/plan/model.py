@@ -100,8 +100,12 @@ class Plan:
     # Positions of the roles whose tasks srun starts together as one MPI program, in the order of their ranks.
     mpi_roles: tuple[int, ...] = ()
 
-    def roles_of(self, group: Group) -> list[RolePlan]:
-        return [role for role in self.roles if role.group == group.index]
+    def list_groups(self) -> list[tuple[Group, list[RolePlan]]]:
+        """List the groups, each with its roles."""
+        roles: dict[int, list[RolePlan]] = {group.index: [] for group in self.groups}
+        for role in self.roles:
+            roles[role.group].append(role)
+        return [(group, roles[group.index]) for group in self.groups]
 
     def list_steps(self) -> list[tuple[RolePlan, ...]]:
         """List the steps of the job, each with the roles whose tasks it runs, in the order of their ranks.
@@ -187,7 +191,7 @@ def describe_gpu_type(gpu_type: str) -> Message:
 
 def describe_plan(plan: Plan) -> list[Message]:
     """Describe each group in one message, such as "1 node of gpu: 1 × ps (1 CPU, 2 GB), 2 × worker (4 CPU, 16 GB, 1 × a100 each)"."""
-    return [_describe_group(group, plan.roles_of(group)) for group in plan.groups]
+    return [_describe_group(group, roles) for group, roles in plan.list_groups()]
 
 
 def _describe_group(group: Group, roles: Sequence[RolePlan]) -> Message:

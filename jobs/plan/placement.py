@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from clusters.capacity import Capacity, Node
+from core.cancellation import checked
 
 _PLAIN_CONSTRAINT = re.compile(r"[\w.:-]+(?:&[\w.:-]+)*")
 
@@ -76,14 +77,27 @@ def count_nodes_needed(
     """Compute the fewest nodes for all tasks of one role. None if all nodes together are too few."""
     remaining = requirement.tasks
     used = 0
-    for count in sorted(
-        (count_tasks_on(node, requirement, free=free) for node in nodes), reverse=True
-    ):
+    counts = (
+        (count_tasks_on(node, requirement, free=free), equal_nodes)
+        for node, equal_nodes in _group_equal_nodes(nodes, free=free)
+    )
+    for count, equal_nodes in sorted(counts, reverse=True):
         if remaining <= 0 or count == 0:
             break
-        remaining -= count
-        used += 1
+        taken = min(equal_nodes, -(-remaining // count))
+        remaining -= count * taken
+        used += taken
     return used if remaining <= 0 else None
+
+
+def _group_equal_nodes(nodes: Iterable[Node], *, free: bool = False) -> list[tuple[Node, int]]:
+    """Group nodes that can hold the same tasks: (one of them, their number). Clusters have few kinds of nodes."""
+    groups: dict[tuple[object, ...], list[Node]] = {}
+    for node in nodes:
+        used = (node.cpus_used, node.mem_mib_used) if free else ()
+        gpus = node.gpus if free else tuple((gpu.type, gpu.total) for gpu in node.gpus)
+        groups.setdefault((node.cpus, node.mem_mib, gpus, used), []).append(node)
+    return [(group[0], len(group)) for group in groups.values()]
 
 
 def assign_separate_nodes(
@@ -96,7 +110,7 @@ def assign_separate_nodes(
     """
     candidate_count: dict[str, int] = {}  # node name → number of roles that could use the node
     fitting: list[list[tuple[int, Node]]] = []  # by role: (tasks that fit on the node, node)
-    for requirement, nodes in groups:
+    for requirement, nodes in checked(groups):
         fitting_nodes = [
             (count, node)
             for node in nodes
@@ -142,11 +156,14 @@ def _allocate_per_node(
     )
 
 
-def _has_enough_nodes(nodes: Iterable[Node], allocation: PerNodeAllocation) -> bool:
+def _has_enough_nodes(
+    node_groups: Iterable[tuple[Node, int]], allocation: PerNodeAllocation
+) -> bool:
     node_share = RoleRequirement(
         1, allocation.cpus, allocation.mem_mib, allocation.gpus, allocation.gpu_type
     )
-    return sum(count_tasks_on(node, node_share) >= 1 for node in nodes) >= allocation.nodes
+    fitting = (count for node, count in node_groups if count_tasks_on(node, node_share) >= 1)
+    return sum(fitting) >= allocation.nodes
 
 
 def pack_onto_nodes(
@@ -164,9 +181,10 @@ def pack_onto_nodes(
     limit = min(
         len(nodes), max(requirement.tasks for requirement in requirements), max_nodes or len(nodes)
     )
-    for count in range(1, limit + 1):
+    node_groups = _group_equal_nodes(nodes)
+    for count in checked(range(1, limit + 1)):
         allocation = _allocate_per_node(requirements, count)
-        if allocation is None or not _has_enough_nodes(nodes, allocation):
+        if allocation is None or not _has_enough_nodes(node_groups, allocation):
             continue
         if best is None or allocation.idle_gpus < best.idle_gpus:
             best = allocation

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from clusters.capacity import Capacity, NamespaceRules, Partition, PricedSize
+from core.cancellation import checked
 from core.messages import join_messages, join_with_and, msg, msg_plural
 from jobs.jobfile import JobSpec, Problem
+from jobs.jobfile.errors import MAX_PROBLEMS, limit_problems
 from jobs.jobfile.frameworks import list_mpi_world
 from jobs.plan import placement
 from jobs.plan.availability import fits_capacity
 from jobs.plan.candidates import (
     PlanningState,
     build_role_requirement,
-    can_partition_hold,
     check_roles,
     resolve_time_limit,
     select_partitions,
@@ -39,6 +41,10 @@ from jobs.plan.model import (
 )
 from jobs.plan.placement import PerNodeAllocation, RoleRequirement
 from jobs.plan.prices import compute_hourly_price
+
+# Comparisons of a role with a node in the search for an assignment of roles to partitions. The first assignment is
+# tried whatever it takes.
+MAX_COMPARISONS = 300_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +73,7 @@ def plan(
     """
     state = PlanningState(spec, rules, capacity)
     state.problems.extend(known)
-    state.problems.extend(check_variables(spec))
+    state.problems.extend(islice(check_variables(spec), MAX_PROBLEMS))
     state.problems.extend(check_images(spec, rules))
     state.requirements = [build_role_requirement(spec, role) for role in spec.task_roles]
     state.partitions = select_partitions(state)
@@ -79,7 +85,7 @@ def plan(
             _check_limits(state, result.totals)
             if not state.problems:
                 return result
-    raise PlanError(state.problems)
+    raise PlanError(limit_problems(state.problems))
 
 
 def _choose_layout(state: PlanningState) -> tuple[Layout, list[_PlannedGroup]] | None:
@@ -140,7 +146,7 @@ def _place_units(
 
 def _place_alone(state: PlanningState, unit: _Unit) -> tuple[Layout, list[_PlannedGroup]] | None:
     for partition in state.partitions:
-        if can_partition_hold(state, partition, unit.requirement):
+        if state.can_hold(partition, unit.requirement):
             nodes = state.eligible_nodes(partition)
             count = placement.count_nodes_needed(nodes, unit.requirement) or 1
             return "simple", [(partition, [unit], count)]
@@ -184,12 +190,15 @@ def _try_separate(state: PlanningState, units: list[_Unit]) -> list[tuple[Partit
     Tries the first partition that can hold each unit, then other assignments of partitions to units.
     """
     candidates = [
-        [p for p in state.partitions if can_partition_hold(state, p, unit.requirement)]
-        for unit in units
+        [p for p in state.partitions if state.can_hold(p, unit.requirement)] for unit in units
     ]
     if not all(candidates):
         return None
-    for assignment in _list_assignments(candidates):
+    comparisons = 0  # of a role with a node
+    for assignment in checked(_list_assignments(candidates)):
+        if comparisons > MAX_COMPARISONS:
+            return None
+        comparisons += sum(len(state.eligible_nodes(p)) for p in assignment)
         counts = placement.assign_separate_nodes(
             [
                 (unit.requirement, state.eligible_nodes(p))
@@ -220,18 +229,27 @@ def _find_port_conflict(spec: JobSpec, units: list[_Unit]) -> tuple[int, str, st
 
     A unit with a fixed port has at most one task on a node.
     """
-    unit_of = {spec.task_roles[index].name: unit.roles for unit in units for index in unit.roles}
-    ranges: list[tuple[int, int, str]] = []  # first port, last port + 1, role name
-    for role in spec.task_roles:
-        for port in role.port_list:
-            if not port.begin_at:
-                continue
-            end = port.begin_at + port.port_number
-            for low, high, other in ranges:
-                is_same_unit = unit_of[other] == unit_of[role.name]
-                if not is_same_unit and max(low, port.begin_at) < min(high, end):
-                    return max(low, port.begin_at), other, role.name
-            ranges.append((port.begin_at, end, role.name))
+    unit_of = {index: position for position, unit in enumerate(units) for index in unit.roles}
+    ranges = sorted(
+        (port.begin_at, port.begin_at + port.port_number, index)
+        for index, role in enumerate(spec.task_roles)
+        for port in role.port_list
+        if port.begin_at
+    )
+    # Of the ranges so far, the one that ends last, and the one that ends last of the other units: (end, role).
+    last, other = (0, -1), (0, -1)
+    for begin, end, index in ranges:
+        unit = unit_of[index]
+        for other_end, other_index in (last, other):
+            if other_end > begin and unit_of[other_index] != unit:
+                one, two = sorted((other_index, index))
+                return begin, spec.task_roles[one].name, spec.task_roles[two].name
+        if unit_of.get(last[1]) == unit:
+            last = max(last, (end, index))
+        elif end > last[0]:
+            last, other = (end, index), last
+        else:
+            other = max(other, (end, index))
     return None
 
 
@@ -447,16 +465,18 @@ def _compute_totals(
 ) -> Totals:
     cpus = mem_mib = 0
     gpus: dict[str, int] = {}
+    tasks = dict.fromkeys((group.index for group in groups), 0)
+    for role in roles:
+        tasks[role.group] += role.tasks
     for group in groups:
-        tasks = sum(role.tasks for role in roles if role.group == group.index)
-        multiplier = group.nodes if group.shared else tasks
+        multiplier = group.nodes if group.shared else tasks[group.index]
         cpus += group.cpus * multiplier
         mem_mib += group.mem_mib * multiplier
         if group.gpus:
             gpus[group.gpu_type] = gpus.get(group.gpu_type, 0) + group.gpus * multiplier
     nodes = sum(group.nodes for group in groups)
     return Totals(
-        tasks=sum(role.tasks for role in roles),
+        tasks=sum(tasks.values()),
         nodes=nodes,
         cpus=cpus,
         mem_mib=mem_mib,
@@ -502,7 +522,7 @@ def _check_limits(state: PlanningState, totals: Totals) -> None:
 
 def _build_notes(state: PlanningState, draft_plan: Plan) -> tuple[Note, ...]:
     notes = []
-    for group in draft_plan.groups:
+    for group, roles in draft_plan.list_groups():
         partition = state.capacity.partition(group.partition)
         if partition is not None and not partition.up:
             notes.append(
@@ -516,7 +536,7 @@ def _build_notes(state: PlanningState, draft_plan: Plan) -> tuple[Note, ...]:
                     {"partition": group.partition},
                 )
             )
-        used = sum(role.gpus * role.tasks for role in draft_plan.roles_of(group))
+        used = sum(role.gpus * role.tasks for role in roles)
         if group.shared and group.gpus * group.nodes > used:
             idle = group.gpus * group.nodes - used
             notes.append(

@@ -55,7 +55,7 @@ def _render_sbatch_line(option: str, value: object) -> str:
     return f"#SBATCH --{option}={text}"
 
 
-def _build_group_options(plan: Plan, group: Group) -> list[tuple[str, object]]:
+def _build_group_options(group: Group, roles: Sequence[RolePlan]) -> list[tuple[str, object]]:
     """Build the sbatch options of one allocation: per task if it has one role, per node if roles share it."""
     gpu = f"{group.gpu_type}:{group.gpus}" if group.gpu_type else f"{group.gpus}"
     options: list[tuple[str, object]] = [("partition", group.partition)]
@@ -67,7 +67,6 @@ def _build_group_options(plan: Plan, group: Group) -> list[tuple[str, object]]:
             ("mem", f"{group.mem_mib}M"),
         ]
         return [*options, ("gres", f"gpu:{gpu}")] if group.gpus else options
-    roles = plan.roles_of(group)
     role = roles[0]  # all tasks of the group are equal
     if group.fixed_nodes:
         options.append(("nodes", group.nodes))
@@ -105,14 +104,14 @@ def _render_header(context: RenderContext) -> list[str]:
     ]
     if _limit_is_announced(plan):
         lines.append(_render_sbatch_line("signal", f"B:USR1@{context.grace_s}"))
-    for group in plan.groups:
+    for group, roles in plan.list_groups():
         if group.index:
             lines.append("#SBATCH hetjob")
         lines += [
             _render_sbatch_line(name, value) for name, value in common_options.items() if value
         ]
         lines += [
-            _render_sbatch_line(name, value) for name, value in _build_group_options(plan, group)
+            _render_sbatch_line(name, value) for name, value in _build_group_options(group, roles)
         ]
     return lines
 
@@ -209,6 +208,7 @@ def render_batch_data(context: RenderContext, *, has_secrets: bool) -> str:
             "main_role", (str(r[2]) for r in rules), "1: the end of this role ends the job"
         ),
         *_render_image_data(context),
+        *_render_pyxis_mounts(context),
         render_array("created_dirs", (quote_path(d) for d in context.dirs.created)),
         render_array("required_dirs", (quote_path(d) for d in context.dirs.required)),
         f"code_source={quote_path(context.dirs.code_source)} code_limit_mib={MAX_CODE_MIB} # copied to code/",
@@ -282,10 +282,6 @@ def _render_step(context: RenderContext, roles: Sequence[RolePlan]) -> list[str]
     lines = [f"options=({' : '.join(components)})"]
     if context.options.runtime != "pyxis":
         return lines
-    mounts = (
-        f"{quote_path(b.source)}:{quote_path(b.target)}{':ro' if b.read_only else ''}"
-        for b in _list_pyxis_binds(context)
-    )
     role = roles[0]  # several roles are one MPI program, which has no /dev/shm of its own
     # One container per node: the tasks of the role on a node share its /dev/shm and devices.
     shm_mib = context.shm_mib_of(role) * (role.per_node or role.tasks)
@@ -296,8 +292,7 @@ def _render_step(context: RenderContext, roles: Sequence[RolePlan]) -> list[str]
     return [
         *lines,
         f"options+=(--container-image={quote_path(_find_step_image(context, roles))})",
-        f"local mounts={','.join(mounts)}",
-        'options+=(--container-mounts="$mounts")',
+        'options+=(--container-mounts="$container_mounts")',
         f"options+=(--container-workdir={quote(context.paths.dir)} --container-mount-home --container-writable)",
     ]
 
@@ -314,6 +309,17 @@ def _find_step_image(context: RenderContext, roles: Sequence[RolePlan]) -> str:
             )
         )
     return files.pop()
+
+
+def _render_pyxis_mounts(context: RenderContext) -> list[str]:
+    """Render the mounts of all containers that srun starts."""
+    if context.options.runtime != "pyxis":
+        return []
+    mounts = (
+        f"{quote_path(b.source)}:{quote_path(b.target)}{':ro' if b.read_only else ''}"
+        for b in _list_pyxis_binds(context)
+    )
+    return [f"container_mounts={','.join(mounts)}"]
 
 
 def _list_pyxis_binds(context: RenderContext) -> tuple[Bind, ...]:

@@ -27,6 +27,7 @@ class RenderContext:
     images: tuple[ResolvedImage, ...]  # one per role, in the order of the job file
     # `ResolvedImage.source` → login of the registry: username and password.
     logins: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    shares_node_memory: bool = False  # tasks use /dev/shm of the node
 
     @property
     def slurm_time_limit_s(self) -> int | None:
@@ -44,7 +45,7 @@ class RenderContext:
 
     def shm_mib_of(self, role: RolePlan) -> int:
         """Size of /dev/shm of a role's containers; 0: the one of the node."""
-        return 0 if shares_node_memory(self.spec) else role.shm_mib
+        return 0 if self.shares_node_memory else role.shm_mib
 
     @property
     def runtime_program(self) -> str:
@@ -77,7 +78,7 @@ def build_context(
         for role, image in zip(spec.task_roles, images, strict=True)
         if spec.image_of(role) in image_logins and image.source.startswith("docker://")
     }
-    return RenderContext(spec, plan, paths, options, dirs, images, logins)
+    return RenderContext(spec, plan, paths, options, dirs, images, logins, shares_node_memory(spec))
 
 
 def _resolve_role_image(

@@ -78,13 +78,12 @@ def shares_node_memory(spec: JobSpec) -> bool:
     return strategy.framework == "mpi" or strategy.name == "horovodrun"
 
 
-def find_framework_server(spec: JobSpec, role: TaskRole) -> tuple[str, bool]:
+def find_framework_server(assignment: RoleAssignment | None, role: TaskRole) -> tuple[str, bool]:
     """Find the server by which the tasks of this role find each other: "horovod", "xgboost", "mindspore" or "".
 
     The second value is True if the first task of this role starts it before its command; other tasks wait for it. A job
-    with a scheduler role runs its own server there.
+    with a scheduler role runs its own server there. `assignment` is the result of `assign_roles`.
     """
-    assignment = assign_roles(spec)
     if assignment is None or assignment.roles("scheduler"):
         return "", False
     strategy = assignment.strategy

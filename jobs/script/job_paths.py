@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 
 from core.messages import Message, msg
 from jobs.jobfile import JobSpec, Problem
-from jobs.jobfile.fields import RESERVED_PREFIXES
+from jobs.jobfile.errors import find_similar
+from jobs.jobfile.fields import MAX_PATH_CHARS, RESERVED_PREFIXES
 from jobs.jobfile.sections import Mount
 from jobs.script.render_options import RenderError, RenderOptions
 from jobs.script.variables import build_job_variables
@@ -92,13 +92,29 @@ class _Resolver:
                 ),
                 code="storage_unknown",
                 value=mount.name,
-                suggestion=next(iter(get_close_matches(mount.name, names, n=1)), ""),
+                suggestion=find_similar(mount.name, names),
             )
         )
         return ""
 
     def _substitute(self, path: str) -> str:
-        return _VARIABLE.sub(self._look_up, _LEADING_HOME.sub("~", path))
+        """Replace the variables of a path, one after the other, so that values cannot multiply to any length."""
+        parts: list[str] = []
+        path, end, length = _LEADING_HOME.sub("~", path), 0, 0
+        for match in _VARIABLE.finditer(path):
+            parts += [path[end : match.start()], self._look_up(match)]
+            end = match.end()
+            length += len(parts[-1])
+            if length > MAX_PATH_CHARS:
+                raise _PathProblem(
+                    "path_too_long",
+                    msg(
+                        "paths.too-long",
+                        "With the values of its variables, the path has more than %(limit)s characters.",
+                        limit=MAX_PATH_CHARS,
+                    ),
+                )
+        return "".join((*parts, path[end:]))
 
     def _look_up(self, match: re.Match[str]) -> str:
         name = match["bare"] or match["braced"] or ""

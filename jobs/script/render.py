@@ -13,6 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from jobs.jobfile import JobSpec
+from jobs.jobfile.frameworks import assign_roles
 from jobs.plan import Plan
 from jobs.script.batch_script import render_batch_data
 from jobs.script.context import build_context
@@ -50,7 +51,8 @@ def _list_shell_files(spec: JobSpec) -> list[str]:
     names = ["task.sh", "enter.sh"]
     if decide_ssh_mode(spec) != "off":
         names += [SSH_SERVER_FILE, "session.sh"]
-    if any(find_framework_server(spec, role)[0] for role in spec.task_roles):
+    assignment = assign_roles(spec)
+    if any(find_framework_server(assignment, role)[0] for role in spec.task_roles):
         names.append("framework_server.py")
     return names
 

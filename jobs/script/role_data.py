@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from core.cancellation import checked
 from jobs.jobfile import TaskRole
+from jobs.jobfile.frameworks import assign_roles
 from jobs.plan import RolePlan
 from jobs.script.context import RenderContext
 from jobs.script.expressions import (
@@ -66,6 +68,7 @@ def has_secrets(context: RenderContext, secrets: Mapping[str, str]) -> bool:
 
 def render_role_data(context: RenderContext, *, user: str, secrets: Mapping[str, str]) -> str:
     options, paths = context.options, context.paths
+    assignment = assign_roles(context.spec)
     lines = [
         f"# Data of job {context.spec.job_name}, attempt {paths.attempt}, for task.sh.",
         "# shellcheck shell=bash disable=SC2016,SC2034  # text in single quotes is data; task.sh uses the variables",
@@ -96,8 +99,8 @@ def render_role_data(context: RenderContext, *, user: str, secrets: Mapping[str,
         *render_case_function(
             "role_commands",
             (
-                (index, _render_commands(role, find_framework_server(context.spec, role)))
-                for index, role in enumerate(context.spec.task_roles)
+                (index, _render_commands(role, find_framework_server(assignment, role)))
+                for index, role in enumerate(checked(context.spec.task_roles))
             ),
         ),
     ]
@@ -177,33 +180,26 @@ def _render_variables(context: RenderContext, *, user: str, has_secrets: bool) -
         training_id=context.paths.job_uuid,
     )
     directories = {name: quote_path(value) for name, value in context.dirs.variables.items()}
-    # One list per role: lines that set the variables that are known before the job runs.
-    static_lines = [
-        [
-            f"variable {name} {word}"
-            for name, word in {
-                **{name: quote(value) for name, value in static[role.name].items()},
-                **directories,
-            }.items()
-        ]
-        for role in spec.task_roles
-    ]
-    common_lines = set(static_lines[0]).intersection(*static_lines)
+    shared = {name: quote(value) for name, value in static.shared.items()}
     cases = [
         (
             index,
             [
-                *(line for line in lines if line not in common_lines),
+                *(
+                    f"variable {name} {quote(value)}"
+                    for name, value in static.by_role[role.name].items()
+                    if name not in directories
+                ),
                 *(_render_template(variable) for variable in runtime.by_role[role.name]),
             ],
         )
-        for index, (role, lines) in enumerate(zip(spec.task_roles, static_lines, strict=True))
+        for index, role in enumerate(checked(spec.task_roles))
     ]
     before = [
         *(_render_template(variable) for variable in runtime.shared),
         *(_render_family(family) for family in runtime.families),
         *(["secret_variables"] if has_secrets else []),
-        *(line for line in static_lines[0] if line in common_lines),
+        *(f"variable {name} {word}" for name, word in {**shared, **directories}.items()),
     ]
     return render_case_function("role_variables", cases, before=before)
 
@@ -256,8 +252,8 @@ def _encode_part(part: ExpressionPart) -> str:
 
 def _render_commands(role: TaskRole, server: tuple[str, bool]) -> list[str]:
     command = (_STRICT_SHELL_LINES if role.strict_shell else "") + role.command.rstrip()
-    for parameter in role.parameters:
-        command += " " + quote(f"--{parameter.key}={parameter.value}")
+    arguments = (quote(f"--{parameter.key}={parameter.value}") for parameter in role.parameters)
+    command = " ".join((command, *arguments))
     texts = {"pre_command": "", "command": command, "post_command": ""}
     for name, commands in (
         ("pre_command", role.pre_commands),

@@ -12,11 +12,12 @@ DEFAULT_SHM_MB = 64
 
 def find_runtime_limits(spec: JobSpec, runtime: Runtime) -> list[tuple[str, Message]]:
     """Find the fields that have no effect, or a different one: (path in the job file, message)."""
+    shares_memory = shares_node_memory(spec)
     limits = [
         (f"taskRoles[{index}].shmMB", message)
         for index, role in enumerate(spec.task_roles)
         if role.shm_mb not in (0, DEFAULT_SHM_MB)
-        and (message := _explain_shm(spec, role.task_number, runtime))
+        and (message := _explain_shm(role.task_number, runtime, shares_memory))
     ]
     if spec.auth_file and runtime == "none":
         limits.append(
@@ -31,13 +32,13 @@ def find_runtime_limits(spec: JobSpec, runtime: Runtime) -> list[tuple[str, Mess
     return limits
 
 
-def _explain_shm(spec: JobSpec, tasks: int, runtime: Runtime) -> Message | None:
+def _explain_shm(tasks: int, runtime: Runtime, shares_memory: bool) -> Message | None:
     if runtime == "none":
         return msg(
             "submission.no-containers-shm",
             "this cluster runs jobs without containers: the tasks use /dev/shm of the node.",
         )
-    if shares_node_memory(spec):
+    if shares_memory:
         return msg(
             "submission.mpi-shm",
             "MPI processes on one node exchange data through /dev/shm, so the tasks use the one of the node, whatever its size.",

@@ -103,9 +103,8 @@ def _octopus_name_forms(position: int, role: TaskRole) -> tuple[str, ...]:
     return tuple(dict.fromkeys((f"TASK{position}", name)))
 
 
-def _build_role_variables(spec: JobSpec, role: TaskRole) -> dict[str, str]:
+def _build_role_variables(spec: JobSpec, position: int, role: TaskRole) -> dict[str, str]:
     """Build the variables that have the same value in every task of one role and are known before the job runs."""
-    position = spec.task_roles.index(role)
     number = str(role.task_number)
     return {
         "PAI_CURRENT_TASK_ROLE_NAME": role.name,
@@ -169,25 +168,50 @@ def build_directory_variables(
     }
 
 
+@dataclass(frozen=True, slots=True)
+class StaticVariables:
+    """Variables that are known before the job runs."""
+
+    shared: dict[str, str]  # every task gets these
+    by_role: dict[
+        str, dict[str, str]
+    ]  # role name → variables of its tasks, which override shared ones
+
+    def __getitem__(self, role_name: str) -> dict[str, str]:
+        """Return all variables of a role's tasks."""
+        return {**self.shared, **self.by_role[role_name]}
+
+
 def build_static_variables(
     spec: JobSpec, *, user: str, fs_uri: str = "", training_id: str = ""
-) -> dict[str, dict[str, str]]:
-    """Build all variables that are known before the job runs: role name → variables.
+) -> StaticVariables:
+    """Build all variables that are known before the job runs.
 
     If Sluice and the job file both set a variable, Sluice's value is used for names with a reserved prefix,
     and the job file's value for others, because names such as GPU_COUNT are common words.
     """
-    shared = build_job_variables(spec, user=user, fs_uri=fs_uri, training_id=training_id)
-    result = {}
-    for role in spec.task_roles:
-        sluice_values = {**shared, **_build_role_variables(spec, role)}
-        job_file_values = {
+    sluice_values = build_job_variables(spec, user=user, fs_uri=fs_uri, training_id=training_id)
+    # The names are the same for all roles.
+    names_by_role = _build_role_variables(spec, 0, spec.task_roles[0]).keys()
+
+    def select(values: dict[str, str]) -> dict[str, str]:
+        """Select the job file's variables that Sluice does not set, or that may override Sluice's."""
+        return {
             name: value
-            for name, value in {**spec.job_env_texts, **role.env_texts}.items()
-            if name not in sluice_values or not name.startswith(RESERVED_PREFIXES)
+            for name, value in values.items()
+            if not name.startswith(RESERVED_PREFIXES)
+            or (name not in sluice_values and name not in names_by_role)
         }
-        result[role.name] = {**sluice_values, **job_file_values}
-    return result
+
+    job_values = select(spec.job_env_texts)
+    by_role = {}
+    for position, role in enumerate(spec.task_roles):
+        role_values = _build_role_variables(spec, position, role)
+        by_role[role.name] = {
+            **{name: value for name, value in role_values.items() if name not in job_values},
+            **select(role.env_texts),
+        }
+    return StaticVariables({**sluice_values, **job_values}, by_role)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,11 +32,13 @@ from jobs.actions import find_unused_name, load_spec
 from jobs.form_description import describe_form
 from jobs.job_templates import find_template
 from jobs.jobfile import Problem, SpecError, dump_document, to_document
-from jobs.jobfile.errors import format_path
+from jobs.jobfile.errors import parse_path
 from jobs.jobfile.framework_images import FrameworkImage
 from jobs.jobfile.frameworks import STRATEGIES, build_roles
 from jobs.jobfile.importers import load_text
+from jobs.jobfile.limits import check_document
 from jobs.jobfile.parse import parse_text
+from jobs.jobfile.validation import Positions
 from jobs.models import Job, JobTemplate
 from jobs.presentation import format_plan, format_problem, serialize_problem, serialize_warning
 from jobs.request_limits import planning_slot
@@ -342,15 +344,16 @@ def check_job_file(user: User, body: Mapping[str, Any]) -> dict[str, Any]:
     format_: Format = "yaml" if body.get("format") == "yaml" else "json"
     text = body.get("text")
     filename = str(body.get("filename", ""))[:255]
-    if not isinstance(text, str):
-        # Convert the document to text and parse that, so that every problem has a path and a line.
-        text = dump_document(body.get("document"), format_)
-        filename = f"job.{format_}"
     result: dict[str, Any] = {"text": text, "document": None, "problems": [], "warnings": []}
     try:
+        if not isinstance(text, str):
+            check_document(body.get("document"))
+            # Convert the document to text and parse that, so that every problem has a path and a line.
+            result["text"] = text = dump_document(body.get("document"), format_)
+            filename = f"job.{format_}"
         loaded = load_text(text, filename=filename, site=build_site_catalog(user))
     except SpecError as error:
-        return result | _describe_parse_error(error, text, filename)
+        return result | _describe_parse_error(error, result["text"], filename)
     document = to_document(loaded.spec)
     result |= {
         "dialect": loaded.dialect,
@@ -364,7 +367,7 @@ def check_job_file(user: User, body: Mapping[str, Any]) -> dict[str, Any]:
     if body.get("import"):
         result["text"] = dump_document(document, format_)
     # A file in another dialect has other paths than the problems, so it has no line numbers for them.
-    lines = find_line_numbers(text, filename) if loaded.dialect == "sluice" else {}
+    positions = loaded.positions if loaded.dialect == "sluice" else {}
     code = body.get("code")
     try:
         submission = parse_submission(
@@ -375,7 +378,7 @@ def check_job_file(user: User, body: Mapping[str, Any]) -> dict[str, Any]:
             code=find_upload(sha256=code, by=user) if code and isinstance(code, str) else None,
         )
     except SpecError as error:
-        return result | {"problems": _build_problem_rows(error.problems, lines)}
+        return result | {"problems": _build_problem_rows(error.problems, positions)}
     except ActionRefused as error:
         return result | {
             "problems": [
@@ -389,12 +392,12 @@ def check_job_file(user: User, body: Mapping[str, Any]) -> dict[str, Any]:
         if ((row := serialize_warning(warning))["path"], row["message"]) not in shown
     ]
     job_preview = preview(by=user, submission=submission)
-    result["problems"] = _build_problem_rows(job_preview.problems, lines)
+    result["problems"] = _build_problem_rows(job_preview.problems, positions)
     if not can_submit(user, submission.namespace):
         result["problems"].append(
             {
                 "path": "namespace",
-                "line": lines.get("namespace"),
+                "line": find_line("namespace", positions),
                 "code": "not_allowed",
                 "message": _("You can view namespace %(name)s but cannot submit jobs to it.")
                 % {"name": submission.namespace.name},
@@ -404,16 +407,14 @@ def check_job_file(user: User, body: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def _build_problem_rows(
-    problems: Iterable[Problem], lines: Mapping[str, int]
-) -> list[dict[str, Any]]:
+def _build_problem_rows(problems: Iterable[Problem], positions: Positions) -> list[dict[str, Any]]:
     """Serialize problems. A problem without a line, because it was found after parsing, gets that of its path."""
     rows = []
     for problem in problems:
         values = {
             key: value for key, value in serialize_problem(problem).items() if value is not None
         }
-        line = lines.get(problem.path)
+        line = find_line(problem.path, positions)
         rows.append({"line": line, **values, "message": format_problem(problem)})
     return rows
 
@@ -432,28 +433,28 @@ def _select_complete_logins(logins: Mapping[str, Mapping[str, str]]) -> dict[str
     }
 
 
-def _describe_parse_error(error: SpecError, text: str, filename: str) -> dict[str, Any]:
+def _describe_parse_error(error: SpecError, text: str | None, filename: str) -> dict[str, Any]:
     """Return the problems and, if the text can be parsed, the document, so that the form can show both."""
     document = None
-    lines: dict[str, int] = {}
+    positions: Positions = {}
     try:
-        parsed = parse_text(text, filename=filename).document
-        if isinstance(parsed, dict) and isinstance(parsed.get("taskRoles"), list):
-            document = parsed
-        lines = find_line_numbers(text, filename)
+        parsed = parse_text(text or "", filename=filename)
+        if isinstance(parsed.document, dict) and isinstance(parsed.document.get("taskRoles"), list):
+            document = parsed.document
+        positions = parsed.positions
     except SpecError:
         pass  # the text is neither valid YAML nor valid JSON; the problems contain the position
     return {
-        "problems": _build_problem_rows(error.problems, lines),
+        "problems": _build_problem_rows(error.problems, positions),
         "document": document,
         "dialect": error.dialect,
     }
 
 
-def find_line_numbers(text: str, filename: str = "") -> dict[str, int]:
-    """Return the line of each path in the text. Raises SpecError if the text is neither valid YAML nor valid JSON."""
-    positions = parse_text(text, filename=filename).positions
-    return {format_path(loc): position.line for loc, position in positions.items()}
+def find_line(path: str, positions: Positions) -> int | None:
+    """Return the line of the value at a path; None if the text has no such value."""
+    position = positions.get(parse_path(path))
+    return position.line if position else None
 
 
 def _serialize_preview(job_preview: Preview) -> dict[str, Any] | None:

@@ -42,6 +42,8 @@ from jobs.jobfile.parameters import (
     fill_template,
     find_parameter_names,
 )
+from jobs.jobfile.parse import parse_text
+from jobs.jobfile.validation import Positions
 from jobs.models import Job, JobTemplate
 from jobs.plan import PlanError
 from jobs.presentation import format_problem, serialize_problem
@@ -51,7 +53,7 @@ from jobs.web.job_list import parse_ids
 from jobs.web.job_page import find_job_or_404
 from jobs.web.submit_page import (
     build_default_document,
-    find_line_numbers,
+    find_line,
     get_template_or_404,
     list_ace_urls,
     render_submit,
@@ -369,13 +371,13 @@ def _render_editor(
 
 def _build_problem_rows(problems: Sequence[Problem], text: str) -> list[dict[str, Any]]:
     """Serialize problems. A problem without a line, because it was found after parsing, gets that of its path."""
-    try:
-        lines = find_line_numbers(text)
-    except SpecError:
-        lines = {}
+    positions: Positions = {}
+    if any(problem.line is None for problem in problems):
+        with contextlib.suppress(SpecError):
+            positions = parse_text(text).positions
     rows = [serialize_problem(problem) for problem in problems]
     for row in rows:
-        row["line"] = row["line"] or lines.get(row["path"])
+        row["line"] = row["line"] or find_line(row["path"], positions)
     return rows
 
 

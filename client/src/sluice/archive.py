@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import os
 import stat
 import tarfile
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO
 
 from sluice.errors import Invalid, TooLarge
 from sluice.messages import t
@@ -81,11 +83,31 @@ def too_large_error(path: Path, max_bytes: int) -> TooLarge:
     )
 
 
+class LimitedWriter(io.RawIOBase):
+    """Writes to a file, and raises TooLarge as soon as more is written than allowed, in the middle of a large file too."""
+
+    def __init__(self, file: BinaryIO, max_bytes: int, directory: Path) -> None:
+        super().__init__()
+        self._file = file
+        self._left = max_bytes
+        self._too_large = too_large_error(directory, max_bytes)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self._left -= len(data)
+        if self._left < 0:
+            raise self._too_large
+        return self._file.write(data)
+
+
 def pack(directory: Path, target: Path, *, max_bytes: int = MAX_BYTES) -> None:
     """Pack the directory in a fixed order, without owners and gzip's timestamp: the same tree gives the same bytes."""
     root, count = directory.resolve(), 0
     with (
-        target.open("wb") as raw,
+        target.open("wb") as file,
+        LimitedWriter(file, max_bytes, directory) as raw,
         gzip.GzipFile(filename="", fileobj=raw, mode="wb", mtime=0, compresslevel=6) as packed,
         tarfile.open(fileobj=packed, mode="w", format=tarfile.PAX_FORMAT) as tar,
     ):
@@ -100,15 +122,21 @@ def pack(directory: Path, target: Path, *, max_bytes: int = MAX_BYTES) -> None:
                 info.type, info.linkname = tarfile.REGTYPE, ""
                 info.size = path.stat().st_size
             if info.isreg():
-                with path.open("rb") as file:
-                    tar.addfile(info, file)
+                with path.open("rb") as content:
+                    tar.addfile(info, content)
             else:
                 tar.addfile(info)
             count += 1
-            if raw.tell() > max_bytes:
-                raise too_large_error(directory, max_bytes)
     if not count:
         raise Invalid(t("The directory {path} is empty.", path=str(directory)), code="no_code")
+
+
+def leads_inside(link: Path, root: Path) -> bool:
+    """Whether a symbolic link leads to a path below `root`. False for a loop of links."""
+    try:
+        return link.resolve().is_relative_to(root)
+    except (RuntimeError, OSError):  # a loop: RuntimeError before Python 3.13
+        return False
 
 
 def iter_paths(root: Path) -> Iterator[Path]:
@@ -121,7 +149,7 @@ def iter_paths(root: Path) -> Iterator[Path]:
                 continue
             mode = path.lstat().st_mode
             if stat.S_ISLNK(mode):
-                if not path.resolve().is_relative_to(root):
+                if not leads_inside(path, root):
                     raise Invalid(
                         t(
                             "{path} is a link to a file outside the code directory. Replace it with the file itself.",

@@ -10,7 +10,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from core.messages import Message, join_with_commas, msg
-from jobs.jobfile.errors import Loc, Problem, SpecError, SpecWarning, format_path
+from jobs.jobfile.errors import (
+    Loc,
+    Problem,
+    SpecError,
+    SpecWarning,
+    build_more_problem,
+    format_path,
+    limit_problems,
+    nearest_position,
+)
 from jobs.jobfile.fields import describe_type
 from jobs.jobfile.frameworks import FrameworkError, assign_roles, find_strategy
 from jobs.jobfile.importers.draft import Draft, SiteCatalog
@@ -18,9 +27,10 @@ from jobs.jobfile.importers.ffdl import import_ffdl
 from jobs.jobfile.importers.native import find_suspicious_values, import_native
 from jobs.jobfile.importers.octopus import import_octopus
 from jobs.jobfile.importers.openpai_v2 import import_openpai_v2
+from jobs.jobfile.limits import check_document
 from jobs.jobfile.model import JobSpec
 from jobs.jobfile.parse import ParsedFile, parse_text
-from jobs.jobfile.validation import Positions, nearest_position, validate_document
+from jobs.jobfile.validation import Positions, validate_document
 
 __all__ = [
     "DIALECTS",
@@ -41,6 +51,7 @@ class LoadResult:
     warnings: tuple[SpecWarning, ...]
     dialect: str  # a Dialect's name
     format: str = "json"
+    positions: Positions = field(default_factory=dict, repr=False)  # of the values in the text
     # Secrets must not be stored with the spec or shown.
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)  # variable → value
     # Image → login of its registry.
@@ -156,26 +167,35 @@ def load_text(
 
 def load_document(document: Any, *, site: SiteCatalog | None = None) -> LoadResult:
     """Load a job from values that are already parsed, such as the body of an API request. Raises SpecError."""
+    check_document(document)
     return _load(ParsedFile(document, {}, "json"), site or SiteCatalog())
 
 
 def _load(parsed: ParsedFile, site: SiteCatalog) -> LoadResult:
     dialect = detect_dialect(parsed.document)
     draft = dialect.import_document(parsed.document, site)
+    check_document(draft.document, parsed.positions, draft.source_of)
     spec = _validate_draft(draft, parsed.positions, dialect.name)
-    warnings = [*parsed.warnings]
-    for loc, message in draft.warnings:
-        warnings.append(_locate_warning(loc, message, parsed.positions))
-    for loc, message in find_suspicious_values(spec):
-        warnings.append(_locate_warning(draft.source_of(loc), message, parsed.positions))
     return LoadResult(
         spec=spec,
-        warnings=tuple(warnings),
+        warnings=tuple(_list_warnings(parsed, draft, spec)),
         dialect=dialect.name,
         format=parsed.format,
+        positions=parsed.positions,
         secrets=draft.secrets,
         image_logins=draft.image_logins,
     )
+
+
+def _list_warnings(parsed: ParsedFile, draft: Draft, spec: JobSpec) -> list[SpecWarning]:
+    for loc, message in find_suspicious_values(spec):
+        draft.add_warning(draft.source_of(loc), message)
+    warnings = [_locate_warning(loc, message, parsed.positions) for loc, message in draft.warnings]
+    more = draft.warning_count - len(warnings)
+    if more:
+        message = msg("import.more-warnings", "has %(more)s further warnings.", more=more)
+        warnings.append(SpecWarning("", message))
+    return [*parsed.warnings, *warnings]
 
 
 def _validate_draft(draft: Draft, positions: Positions, dialect: str) -> JobSpec:
@@ -183,6 +203,8 @@ def _validate_draft(draft: Draft, positions: Positions, dialect: str) -> JobSpec
         problem.with_position(nearest_position(positions, loc)) for loc, problem in draft.problems
     ]
     reported_paths = {problem.path for problem in problems}
+    if draft.problem_count > len(problems):
+        problems.append(build_more_problem(draft.problem_count - len(problems)))
     spec: JobSpec | None = None
     try:
         spec = validate_document(draft.document, positions=positions, source_of=draft.source_of)
@@ -196,7 +218,7 @@ def _validate_draft(draft: Draft, positions: Positions, dialect: str) -> JobSpec
     if spec is not None and not problems:
         return spec
     problems.sort(key=lambda problem: (problem.line or 0, problem.column or 0))
-    raise SpecError(problems, dialect=dialect)
+    raise SpecError(limit_problems(problems), dialect=dialect)
 
 
 def _check_framework(spec: JobSpec | None, document: Mapping[str, Any]) -> Message | None:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 from core.messages import Message, join_messages, msg
-from jobs.jobfile.errors import Loc, Problem, format_path, shorten
+from jobs.jobfile.errors import MAX_PROBLEMS, Loc, Problem, find_similar, format_path, shorten
 from jobs.jobfile.fields import describe_type
+from jobs.jobfile.limits import TextBudget
 
+MAX_WARNINGS = 100  # of one job file; further ones are only counted
 NOT_SUPPORTED = msg("import.ffdl.no-meaning-ignored", "is not supported and is ignored.")
 
 
@@ -34,11 +35,16 @@ class Draft:
     document: dict[str, Any] = field(default_factory=dict)
     # Location in `document` → location in the original file.
     sources: dict[Loc, Loc] = field(default_factory=dict)
+    # At most MAX_WARNINGS and MAX_PROBLEMS; the counts include those that are left out.
     warnings: list[tuple[Loc, Message]] = field(default_factory=list)
+    warning_count: int = 0
     problems: list[tuple[Loc, Problem]] = field(default_factory=list)
+    problem_count: int = 0
     # Secrets are kept out of the document, because the document is stored.
     secrets: dict[str, str] = field(default_factory=dict)  # variable → value
     image_logins: dict[str, dict[str, str]] = field(default_factory=dict)  # image → registry login
+    # Text that the importer makes: placeholders and commands for several roles may repeat a text many times.
+    text_budget: TextBudget = field(default_factory=TextBudget)
 
     def set_value(self, loc: Loc, value: Any, source: Loc) -> None:
         """Set a value of the document. The mappings and lists that contain it must exist."""
@@ -63,25 +69,29 @@ class Draft:
         return (*self.sources[loc], *rest) if loc else rest
 
     def add_warning(self, loc: Loc, message: Message) -> None:
-        self.warnings.append((loc, message))
+        self.warning_count += 1
+        if len(self.warnings) < MAX_WARNINGS:
+            self.warnings.append((loc, message))
 
     def add_problem(
         self, loc: Loc, message: Message, *, code: str = "invalid", value: object = ""
     ) -> None:
-        self.problems.append(
-            (loc, Problem(format_path(loc), message, code=code, value=shorten(value)))
-        )
+        self.problem_count += 1
+        if len(self.problems) < MAX_PROBLEMS:
+            problem = Problem(format_path(loc), message, code=code, value=shorten(value))
+            self.problems.append((loc, problem))
 
     def reject_unknown_keys(
         self, mapping: Mapping[str, Any], known: Iterable[str], source_loc: Loc = ()
     ) -> None:
         """Add a problem for each field that the dialect does not allow."""
-        names = list(known)
+        names = dict.fromkeys(known)
         for key in mapping:
             if key not in names:
-                near = get_close_matches(key, names, n=1, cutoff=0.7)
+                is_listed = len(self.problems) < MAX_PROBLEMS
+                near = find_similar(key, names, cutoff=0.7) if is_listed else ""
                 hint = (
-                    msg("import.did-you-mean", 'Did you mean "%(suggestion)s"?', suggestion=near[0])
+                    msg("import.did-you-mean", 'Did you mean "%(suggestion)s"?', suggestion=near)
                     if near
                     else ""
                 )

@@ -47,7 +47,26 @@ _KNOWN_FIELDS = [
     "job_alert",
 ]
 
-_LINE_CONTINUATION = re.compile(r"(?<!\\)[ \t]*\n[ \t]+(?=--?[A-Za-z])")
+_OPTION_LINE = re.compile(r"[ \t]+(?=--?[A-Za-z])")
+
+
+def _join_option_lines(text: str) -> str:
+    """Replace the line break before an indented option by a space, unless a backslash precedes it.
+
+    A single regular expression for this would take time in proportion to the square of the number of spaces.
+    """
+    first, *others = text.split("\n")
+    parts = [first]
+    for line in others:
+        before, option = parts[-1], _OPTION_LINE.match(line)
+        if option and not before.endswith("\\"):
+            stripped = before.rstrip(" \t")
+            # A space after a backslash is part of a word of the shell.
+            parts[-1] = before[: len(stripped) + 1] if stripped.endswith("\\") else stripped
+            parts += [" ", line[option.end() :]]
+        else:
+            parts += ["\n", line]
+    return "".join(parts)
 
 
 def import_ffdl(source: Mapping[str, Any], site: SiteCatalog) -> Draft:
@@ -171,7 +190,7 @@ class _ManifestImporter:
 
         Manifests break long commands before options, and YAML's `>` keeps the line break before an indented line.
         """
-        joined_lines = _LINE_CONTINUATION.sub(" ", text.strip())
+        joined_lines = _join_option_lines(text.strip())
         if joined_lines != text.strip():
             message = msg(
                 "import.ffdl.lines-begin-option-joined",

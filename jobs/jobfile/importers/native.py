@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import count
 from typing import Any
 
+from core.cancellation import checked
 from core.messages import Message, msg
 from jobs.jobfile.errors import Loc
 from jobs.jobfile.fields import JOB_NAME_PATTERN, RESERVED_PREFIXES, ROLE_NAME_PATTERN
@@ -44,7 +45,7 @@ def import_native(source: Mapping[str, Any], site: SiteCatalog) -> Draft:
     roles = source.get("taskRoles")
     if isinstance(roles, list):
         draft.document["taskRoles"] = [
-            _convert_role(role, index, draft) for index, role in enumerate(roles)
+            _convert_role(role, index, draft) for index, role in enumerate(checked(roles))
         ]
         _convert_role_names(draft)
     return draft
@@ -55,13 +56,17 @@ def _convert_role_names(draft: Draft) -> None:
     names = [role.get("name") for role in draft.document["taskRoles"] if isinstance(role, dict)]
     used = {name for name in names if isinstance(name, str)}
     renamed: dict[str, str] = {}
+    number = (
+        0  # task<number> is the next name to try; all between the role's index and it are in use
+    )
     for index, role in enumerate(draft.document["taskRoles"]):
         given = role.get("name") if isinstance(role, dict) else None
         if not isinstance(given, str) or not _NAME_WITH_IDEOGRAPHS.match(given):
             continue
         if re.match(ROLE_NAME_PATTERN, given) or role.get("title"):
             continue
-        name = next(name for i in count(index) if (name := f"task{i}") not in used)
+        number = next(i for i in count(max(index, number)) if f"task{i}" not in used)
+        name = f"task{number}"
         used.add(name)
         renamed.setdefault(given, name)
         draft.document["taskRoles"][index] = {**role, "name": name, "title": given}

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from core.cancellation import checked
 from core.messages import msg
 from jobs.jobfile.errors import Loc
 from jobs.jobfile.fields import ROLE_NAME_PATTERN
@@ -90,7 +91,7 @@ class _OctopusImporter:
             *((key, key) for key in _DIRECTORIES),
         ):
             draft.copy_field(source, key, (field,))
-        for index, entry in enumerate(draft.as_list(source.get("config"), ("config",))):
+        for index, entry in enumerate(checked(draft.as_list(source.get("config"), ("config",)))):
             self._import_role(index, draft.as_mapping(entry, ("config", index)))
         if draft.document.get("image") is None:
             draft.document["image"] = ""

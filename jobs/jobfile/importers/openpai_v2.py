@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 from typing import Any
 
+from core.cancellation import checked
 from core.messages import join_messages, msg
-from jobs.jobfile.errors import Loc
+from jobs.jobfile.errors import Loc, shorten
 from jobs.jobfile.fields import describe_type
 from jobs.jobfile.importers.draft import NOT_SUPPORTED, Draft, SiteCatalog
 from jobs.jobfile.importers.openpai_v2_extras import ExtrasImporter
@@ -16,7 +18,9 @@ from jobs.jobfile.importers.placeholders import (
     resolve_path,
     secret_variable_name,
 )
+from jobs.jobfile.rules import MAX_ROLES
 
+MAX_SHOWN_IMAGES = 20  # in a message
 _TOP_FIELDS = [
     "protocolVersion",
     "name",
@@ -110,14 +114,16 @@ class _OpenpaiV2Importer:
                 )
         draft.copy_field(defaults, "virtualCluster", ("namespace",), ("defaults",))
         deployment = self._find_deployment(defaults.get("deployment"))
-        for name, role in draft.as_mapping(source.get("taskRoles"), ("taskRoles",)).items():
+        roles = draft.as_mapping(source.get("taskRoles"), ("taskRoles",))
+        for name, role in checked(roles.items()):
             self._import_role(name, draft.as_mapping(role, ("taskRoles", name)), deployment)
         if not draft.document["taskRoles"] and not draft.problems:
             draft.add_problem(
                 ("taskRoles",),
                 msg("import.openpai.must-least-one-role", "must have at least one role."),
             )
-        ExtrasImporter(source, self.site, draft, self.role_index, self._render_commands).run()
+        if len(self.role_index) <= MAX_ROLES:  # a rule reports more roles
+            ExtrasImporter(source, self.site, draft, self.role_index, self._render_commands).run()
         if draft.secrets:
             draft.document["secrets"] = sorted(draft.secrets)
         return draft
@@ -160,7 +166,7 @@ class _OpenpaiV2Importer:
         for key in ("username", "password", "registryuri"):
             text = format_scalar(section.get(key))
             if text is not None:
-                login[key] = render_template(text, {}, self._read_secret)
+                login[key] = render_template(text, {}, self._read_secret, self.draft.text_budget)
         if login and isinstance(item.get("uri"), str):
             self.draft.image_logins[item["uri"]] = login
             self.draft.add_warning(
@@ -221,7 +227,10 @@ class _OpenpaiV2Importer:
                 )
                 self.draft.add_problem((*source_loc, index), message, value=command)
                 continue
-            commands.append(render_template(text, context, self._add_secret_variable).strip())
+            rendered = render_template(
+                text, context, self._add_secret_variable, self.draft.text_budget
+            )
+            commands.append(rendered.strip())
         return commands
 
     # Roles
@@ -311,11 +320,10 @@ class _OpenpaiV2Importer:
         requested = role.get("dockerImage")
         found = self.prerequisites.get(("dockerimage", str(requested)))
         if found is None:
-            known = ", ".join(name for kind, name in self.prerequisites if kind == "dockerimage")
             message = msg(
                 "import.openpai.must-name-prerequisite-type",
                 "must name a prerequisite of type dockerimage; available: %(known)s.",
-                known=known or msg("import.openpai.none", "none"),
+                known=self._list_images() or msg("import.openpai.none", "none"),
             )
             self.draft.add_problem((*source_loc, "dockerImage"), message, value=requested)
             return
@@ -324,6 +332,12 @@ class _OpenpaiV2Importer:
             self.draft.set_value(("image",), uri, (*source_loc, "dockerImage"))
         elif uri != self.draft.document["image"]:
             self.draft.set_value((*target_loc, "image"), uri, (*source_loc, "dockerImage"))
+
+    def _list_images(self) -> str:
+        """List the names of the first images, for a message."""
+        names = (name for kind, name in self.prerequisites if kind == "dockerimage")
+        shown = [shorten(name) for name in islice(names, MAX_SHOWN_IMAGES + 1)]
+        return ", ".join([*shown[:MAX_SHOWN_IMAGES], *("…" for _ in shown[MAX_SHOWN_IMAGES:])])
 
     def _import_resources(self, role: Mapping[str, Any], target_loc: Loc, source_loc: Loc) -> None:
         draft = self.draft

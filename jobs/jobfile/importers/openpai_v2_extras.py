@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from core.cancellation import checked
 from core.messages import msg
 from jobs.jobfile.errors import Loc
 from jobs.jobfile.importers.draft import Draft, SiteCatalog
@@ -14,6 +16,11 @@ from jobs.jobfile.importers.placeholders import format_scalar
 _PLUGINS_KEY = "com.microsoft.pai.runtimeplugin"
 
 RenderCommands = Callable[[Any, Loc, Mapping[str, Any]], list[str]]
+
+
+def _freeze(service: Mapping[str, Any]) -> str:
+    """Return a text that is equal for equal services, whatever the types of their values."""
+    return json.dumps(service, sort_keys=True, default=str)
 
 
 class ExtrasImporter:
@@ -36,12 +43,13 @@ class ExtrasImporter:
         self.role_index = role_index
         self.render_commands = render_commands
         self.ssh_roles: set[str] = set()
+        self.added_services: set[str] = set()
 
     def run(self) -> None:
         draft = self.draft
         extras = dict(draft.as_mapping(self.source.get("extras"), ("extras",)))
         for index, entry in enumerate(
-            draft.as_list(extras.pop(_PLUGINS_KEY, None), ("extras", _PLUGINS_KEY))
+            checked(draft.as_list(extras.pop(_PLUGINS_KEY, None), ("extras", _PLUGINS_KEY)))
         ):
             self._import_plugin(
                 draft.as_mapping(entry, ("extras", _PLUGINS_KEY, index)),
@@ -155,9 +163,11 @@ class ExtrasImporter:
 
     def _add_service(self, service: dict[str, Any], source_loc: Loc) -> None:
         services = self.draft.document.setdefault("services", [])
-        if service not in services:
-            services.append(service)
-            self.draft.sources["services", len(services) - 1] = source_loc
+        if _freeze(service) in self.added_services:
+            return
+        self.added_services.add(_freeze(service))
+        services.append(service)
+        self.draft.sources["services", len(services) - 1] = source_loc
 
     def _import_ssh_plugin(
         self, section: Mapping[str, Any], roles: list[str], source_loc: Loc

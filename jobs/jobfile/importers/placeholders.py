@@ -10,8 +10,11 @@ from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 
-_PLACEHOLDER = re.compile(r"<%\s*\$(?P<root>[A-Za-z_]+)(?P<path>(?:\.[\w-]+|\[\d+\])*)\s*%>")
-_PATH_STEP = re.compile(r"\.(?P<key>[\w-]+)|\[(?P<index>\d+)\]")
+from jobs.jobfile.limits import TextBudget
+
+_PLACEHOLDER = re.compile(r"<%\s*\$(?P<root>[A-Za-z_]+)(?P<path>(?:\.[\w-]+|\[\d{1,9}\])*)\s*%>")
+_PATH_STEP = re.compile(r"\.(?P<key>[\w-]+)|\[(?P<index>\d{1,9})\]")
+_CHARS_PER_TEMPLATE = 64  # each counts as so much text, because short ones cost time, too
 SECRET_VARIABLE_PREFIX = "PAI_SECRETS_"  # noqa: S105  # a prefix of names
 
 
@@ -49,12 +52,17 @@ def _format_javascript_number(value: float) -> str:
 
 
 def render_template(
-    text: str, context: Mapping[str, Any], resolve_secret: Callable[[str], str | None]
+    text: str,
+    context: Mapping[str, Any],
+    resolve_secret: Callable[[str], str | None],
+    budget: TextBudget,
 ) -> str:
     """Replace the placeholders whose values `context` has. Other placeholders stay.
 
-    `resolve_secret` returns the replacement for the path behind `$secrets`, or None.
+    `resolve_secret` returns the replacement for the path behind `$secrets`, or None. Raises SpecError if the
+    replacements exceed the budget.
     """
+    budget.spend(text, extra=_CHARS_PER_TEMPLATE)
 
     def replace(match: re.Match[str]) -> str:
         if match["root"] == "secrets":
@@ -63,7 +71,7 @@ def render_template(
             value_text = format_scalar(resolve_path(context[match["root"]], match["path"]))
         else:
             value_text = None
-        return match.group() if value_text is None else value_text
+        return match.group() if value_text is None else budget.spend(value_text)
 
     return _PLACEHOLDER.sub(replace, text)
 

@@ -6,6 +6,7 @@ import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -75,9 +76,39 @@ def test_invalid_code_directory_is_rejected_by_the_client(
     (big / "data").write_bytes(os.urandom(300_000))
     with pytest.raises(sluice.TooLarge, match="Move data"), open_archive(big, max_bytes=100_000):
         pass
+    loop = tmp_path / "loop"
+    loop.mkdir()
+    (loop / "a").symlink_to("a")
+    with pytest.raises(sluice.Invalid, match="outside the code"), open_archive(loop):
+        pass
     monkeypatch.chdir(big)
     with open_archive(".") as archive:
         assert archive_names(archive.path) == ["data"]
+
+
+def test_packing_stops_in_the_middle_of_a_file_that_is_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = tmp_path / "code"
+    code.mkdir()
+    (code / "data").write_bytes(os.urandom(1_000_000))
+    read_bytes = 0
+    copy = vars(tarfile)["copyfileobj"]
+
+    def copy_counted(source: Any, target: Any, length: int, *args: Any, **kwargs: Any) -> None:
+        class Counted:
+            def read(self, size: int) -> bytes:
+                nonlocal read_bytes
+                data: bytes = source.read(size)
+                read_bytes += len(data)
+                return data
+
+        copy(Counted(), target, length, *args, **kwargs)
+
+    monkeypatch.setattr("tarfile.copyfileobj", copy_counted)
+    with pytest.raises(sluice.TooLarge), open_archive(code, max_bytes=100_000):
+        pass
+    assert read_bytes < 400_000
 
 
 class BreakingStream(httpx.SyncByteStream):

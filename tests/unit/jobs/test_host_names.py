@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from jobs.jobfile import JobSpec
+from jobs.jobfile.frameworks import assign_roles
 from jobs.script.framework_variables import find_framework_server
 from jobs.script.host_names import decide_ssh_mode, find_ssh_limits, list_host_name_prefixes
 from jobs.script.render import Runtime
@@ -85,13 +86,13 @@ def test_first_task_starts_the_server_of_the_framework(
     spec = JobSpec.model_validate(
         {"jobName": "j", "image": "i", "framework": framework, "taskRoles": rows}
     )
-    found = {role.name: find_framework_server(spec, role) for role in spec.task_roles}
+    found = {role.name: find_framework_server(assign_roles(spec), role) for role in spec.task_roles}
     assert found == expected
 
 
 def test_single_task_needs_no_server() -> None:
     spec = job("worker", tasks=1, framework="horovod")
-    assert find_framework_server(spec, spec.task_roles[0]) == ("", False)
+    assert find_framework_server(assign_roles(spec), spec.task_roles[0]) == ("", False)
 
 
 def test_only_jobs_that_need_them_have_the_files() -> None:

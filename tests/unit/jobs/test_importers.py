@@ -12,6 +12,7 @@ from jobs.jobfile import SpecError, dump
 from jobs.jobfile.fields import parse_memory_mib
 from jobs.jobfile.importers import LoadResult, SiteCatalog, detect_dialect, load_document, load_text
 from jobs.jobfile.importers.placeholders import format_scalar, render_template, secret_variable_name
+from jobs.jobfile.limits import TextBudget
 from jobs.management.import_report import main, render_table
 
 FILES = Path(__file__).parent / "jobfiles"
@@ -512,7 +513,7 @@ class TestTemplates:
     def test_substituted_values_are_not_expanded_again(self):
         context = {"parameters": {"a": "<% $parameters.b %>", "b": "x"}}
         assert (
-            render_template("<% $parameters.a %>", context, lambda path: None)
+            render_template("<% $parameters.a %>", context, lambda path: None, TextBudget())
             == "<% $parameters.b %>"
         )
 

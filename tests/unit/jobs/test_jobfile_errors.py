@@ -62,7 +62,7 @@ def test_snake_case_keys_are_rejected_in_files():
         (job(dataDir="/a\x1b"), "dataDir", "control characters"),
         (job(image="-x"), "image", "must not begin with a dash"),
         (job(role={"command": "a\x00b"}), "taskRoles[0].command", "NUL"),
-        (job(role={"command": "x" * 300_000}), "taskRoles[0].command", "at most 262144 bytes"),
+        (job(role={"command": "训" * 100_000}), "taskRoles[0].command", "at most 262144 bytes"),
         (job(role={"name": "worker/0"}), "taskRoles[0].name", "letters, digits"),
         (job(role={"name": "..."}), "taskRoles[0].name", "at least one letter or digit"),
         (job(role={"taskNumber": 0}), "taskRoles[0].taskNumber", "at least 1"),
