@@ -29,8 +29,7 @@ from core.messages import msg
 PACKET_BYTES = 128 * 1024
 # paramiko 5.1's Channel.sendall copies the unsent rest for each packet: pass it small pieces.
 SEND_BYTES = 256 * 1024
-# How much the start-up files of a login shell may print before the command's own output, and how long they may take
-# before a command whose output is read while it runs.
+# How much the start-up files of a login shell may print before the command's own output, and how long they may take.
 MAX_LOGIN_OUTPUT_BYTES = 64 * 1024
 LOGIN_TIMEOUT_S = 30.0
 # Exit codes of GNU timeout: 124 after SIGTERM, 137 after SIGKILL (-k).
@@ -123,17 +122,10 @@ class RemoteProgram(RunningProgram):
                     raise self._noisy_login_error(err[-1])
             elif ended:
                 break
-            elif not poller.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            elif not poller.poll(max(0.0, self._limit_login(deadline) - time.monotonic()) * 1000):
                 raise self._timeout_error()
             if remaining_bytes < 0:
-                raise OutputTooLarge(
-                    msg(
-                        "ssh.printed-more-than-bytes",
-                        "%(command)s printed more than %(limit)s bytes and was stopped.",
-                        command=self._program_name,
-                        limit=max_output_bytes,
-                    )
-                )
+                raise self._output_error(max_output_bytes)
         exit_code = self._exit_code(deadline)
         if exit_code in TIMEOUT_EXIT_CODES and time.monotonic() >= deadline:
             raise self._timeout_error()
@@ -155,6 +147,12 @@ class RemoteProgram(RunningProgram):
                 self._channel.sendall(stdin[start : start + SEND_BYTES])
         except (OSError, EOFError):
             return  # the command ended without reading all of it
+
+    def _limit_login(self, deadline: float) -> float:
+        """The time until which to wait for output: before the mark, the login has LOGIN_TIMEOUT_S at most."""
+        if self._login_output is None:
+            return deadline
+        return min(deadline, self.started_at + LOGIN_TIMEOUT_S)
 
     def _drop_login_output(self, chunk: bytes) -> bytes:
         """Return what comes after the mark. Raises AuthFailed if too much has come before it."""
@@ -196,14 +194,12 @@ class RemoteProgram(RunningProgram):
                 return output
 
     def _read_chunk(self, limit: int, deadline: float) -> bytes:
-        login_deadline = self.started_at + LOGIN_TIMEOUT_S
-        logging_in = self._login_output is not None
-        until = min(deadline, login_deadline) if logging_in else deadline
+        until = self._limit_login(deadline)
         try:
             self._channel.settimeout(max(0.0, until - time.monotonic()))
             return self._receive(self._channel.recv, limit)
         except TimeoutError:
-            if logging_in and time.monotonic() >= login_deadline:
+            if until < deadline:
                 raise self._timeout_error() from None
             raise
 
@@ -244,6 +240,16 @@ class RemoteProgram(RunningProgram):
                 user=self._connection.user,
             ),
             detail=repr((out[-2000:], err[-2000:])),
+        )
+
+    def _output_error(self, max_output_bytes: int) -> OutputTooLarge:
+        return OutputTooLarge(
+            msg(
+                "ssh.printed-more-than-bytes",
+                "%(command)s printed more than %(limit)s bytes and was stopped.",
+                command=self._program_name,
+                limit=max_output_bytes,
+            )
         )
 
     def _noisy_login_error(self, printed: bytes) -> ClusterError:
