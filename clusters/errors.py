@@ -8,6 +8,7 @@
     │   └── IdentityRefused
     ├── OutcomeUnknown            retryable, after checking the outcome
     │   ├── CommandTimeout
+    │   │   └── LoginTimeout
     │   └── ConnectionLost
     ├── OutputTooLarge
     ├── CommandFailed
@@ -73,6 +74,10 @@ class OutcomeUnknown(ClusterError):
 
 class CommandTimeout(OutcomeUnknown):
     """No result within the timeout."""
+
+
+class LoginTimeout(CommandTimeout):
+    """The login shell did not begin to run the command in time: a start-up file or the home directory hangs."""
 
 
 class ConnectionLost(OutcomeUnknown):

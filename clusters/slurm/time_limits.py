@@ -13,7 +13,7 @@ from typing import Literal
 from clusters.capacity import Partition
 from clusters.slurm.fields import format_duration
 from clusters.slurm.sacctmgr import Association, Qos
-from core.messages import msg
+from core.messages import Message, msg
 
 LimitSource = Literal["partition", "qos", "association"]
 
@@ -39,7 +39,7 @@ class LongestTime:
     name: str
 
     @property
-    def message(self) -> str:
+    def message(self) -> Message:
         return _MESSAGES[self.source].fill(name=self.name, longest=format_duration(self.seconds))
 
 

@@ -20,6 +20,7 @@ from clusters.errors import (
     ClusterError,
     CommandTimeout,
     ConnectionLost,
+    LoginTimeout,
     OutputTooLarge,
 )
 from clusters.transport.files import RunningProgram
@@ -123,7 +124,7 @@ class RemoteProgram(RunningProgram):
             elif ended:
                 break
             elif not poller.poll(max(0.0, self._limit_login(deadline) - time.monotonic()) * 1000):
-                raise self._timeout_error()
+                raise self._timeout_error() if time.monotonic() >= deadline else self._login_error()
             if remaining_bytes < 0:
                 raise self._output_error(max_output_bytes)
         exit_code = self._exit_code(deadline)
@@ -200,7 +201,7 @@ class RemoteProgram(RunningProgram):
             return self._receive(self._channel.recv, limit)
         except TimeoutError:
             if until < deadline:
-                raise self._timeout_error() from None
+                raise self._login_error() from None
             raise
 
     def send(self, data: bytes) -> None:
@@ -271,6 +272,17 @@ class RemoteProgram(RunningProgram):
                 "The connection to %(name)s was lost while %(command)s ran. It may still have taken effect.",
                 name=self._connection.host_name,
                 command=self._program_name,
+            )
+        )
+
+    def _login_error(self) -> LoginTimeout:
+        return LoginTimeout(
+            msg(
+                "ssh.login-takes-too-long",
+                "%(name)s accepts the login of %(user)s, but does not run commands within %(seconds)s s. Check the account's start-up files (such as .bashrc) and home directory.",
+                name=self._connection.host_name,
+                user=self._connection.user,
+                seconds=f"{LOGIN_TIMEOUT_S:.0f}",
             )
         )
 
