@@ -9,6 +9,7 @@
     │   └── IdentityRefused
     ├── OutcomeUnknown            retryable, after checking the outcome
     │   ├── CommandTimeout
+    │   │   └── LoginTimeout
     │   └── ConnectionLost
     ├── OutputTooLarge
     ├── CommandFailed
@@ -78,6 +79,10 @@ class OutcomeUnknown(ClusterError):
 
 class CommandTimeout(OutcomeUnknown):
     """No result within the timeout."""
+
+
+class LoginTimeout(CommandTimeout):
+    """The login shell did not begin to run the command in time: a start-up file or the home directory hangs."""
 
 
 class ConnectionLost(OutcomeUnknown):

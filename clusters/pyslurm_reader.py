@@ -75,6 +75,7 @@ REQUIRED_ATTRIBUTES: Mapping[str, tuple[str, ...]] = {
         "max_nodes",
         "allowed_accounts",
         "allowed_qos",
+        "qos",
     ),
 }
 

@@ -20,6 +20,7 @@ from clusters.errors import (
     ClusterError,
     CommandTimeout,
     ConnectionLost,
+    LoginTimeout,
     OutputTooLarge,
 )
 from clusters.transport.files import RunningProgram
@@ -30,8 +31,7 @@ from core.messages import msg
 PACKET_BYTES = 128 * 1024
 # paramiko 5.1's Channel.sendall copies the unsent rest for each packet: pass it small pieces.
 SEND_BYTES = 256 * 1024
-# How much the start-up files of a login shell may print before the command's own output, and how long they may take
-# before a command whose output is read while it runs.
+# How much the start-up files of a login shell may print before the command's own output, and how long they may take.
 MAX_LOGIN_OUTPUT_BYTES = 64 * 1024
 LOGIN_TIMEOUT_S = 30.0
 # How often a waiting command checks whether its request was cancelled.
@@ -129,14 +129,7 @@ class RemoteProgram(RunningProgram):
             else:
                 self._wait_for_data(poller, deadline)
             if remaining_bytes < 0:
-                raise OutputTooLarge(
-                    msg(
-                        "ssh.printed-more-than-bytes",
-                        "%(command)s printed more than %(limit)s bytes and was stopped.",
-                        command=self._program_name,
-                        limit=max_output_bytes,
-                    )
-                )
+                raise self._output_error(max_output_bytes)
         exit_code = self._exit_code(deadline)
         if exit_code in TIMEOUT_EXIT_CODES and time.monotonic() >= deadline:
             raise self._timeout_error()
@@ -145,11 +138,14 @@ class RemoteProgram(RunningProgram):
         return exit_code, b"".join(out), b"".join(err)
 
     def _wait_for_data(self, poller: select.poll, deadline: float) -> None:
-        """Wait for a while. Raises CommandTimeout at the deadline, RequestCancelled if the request was cancelled."""
-        remaining_s = max(0.0, deadline - time.monotonic())
+        """Wait for a while. Raises CommandTimeout at the deadline, the login's error if that takes too long.
+
+        Raises RequestCancelled if the request was cancelled.
+        """
+        remaining_s = max(0.0, self._limit_login(deadline) - time.monotonic())
         if not poller.poll(min(remaining_s, CANCEL_CHECK_INTERVAL_S) * 1000):
             if remaining_s <= CANCEL_CHECK_INTERVAL_S:
-                raise self._timeout_error()
+                raise self._timeout_error() if time.monotonic() >= deadline else self._login_error()
             checkpoint()
 
     def _send_stdin(self, stdin: bytes) -> None:
@@ -166,6 +162,12 @@ class RemoteProgram(RunningProgram):
                 self._channel.sendall(stdin[start : start + SEND_BYTES])
         except (OSError, EOFError):
             return  # the command ended without reading all of it
+
+    def _limit_login(self, deadline: float) -> float:
+        """The time until which to wait for output: before the mark, the login has LOGIN_TIMEOUT_S at most."""
+        if self._login_output is None:
+            return deadline
+        return min(deadline, self.started_at + LOGIN_TIMEOUT_S)
 
     def _drop_login_output(self, chunk: bytes) -> bytes:
         """Return what comes after the mark. Raises AuthFailed if too much has come before it."""
@@ -207,15 +209,13 @@ class RemoteProgram(RunningProgram):
                 return output
 
     def _read_chunk(self, limit: int, deadline: float) -> bytes:
-        login_deadline = self.started_at + LOGIN_TIMEOUT_S
-        logging_in = self._login_output is not None
-        until = min(deadline, login_deadline) if logging_in else deadline
+        until = self._limit_login(deadline)
         try:
             self._channel.settimeout(max(0.0, until - time.monotonic()))
             return self._receive(self._channel.recv, limit)
         except TimeoutError:
-            if logging_in and time.monotonic() >= login_deadline:
-                raise self._timeout_error() from None
+            if until < deadline:
+                raise self._login_error() from None
             raise
 
     def send(self, data: bytes) -> None:
@@ -257,6 +257,16 @@ class RemoteProgram(RunningProgram):
             detail=repr((out[-2000:], err[-2000:])),
         )
 
+    def _output_error(self, max_output_bytes: int) -> OutputTooLarge:
+        return OutputTooLarge(
+            msg(
+                "ssh.printed-more-than-bytes",
+                "%(command)s printed more than %(limit)s bytes and was stopped.",
+                command=self._program_name,
+                limit=max_output_bytes,
+            )
+        )
+
     def _noisy_login_error(self, printed: bytes) -> ClusterError:
         return AuthFailed(
             msg(
@@ -276,6 +286,17 @@ class RemoteProgram(RunningProgram):
                 "The connection to %(name)s was lost while %(command)s ran. It may still have taken effect.",
                 name=self._connection.host_name,
                 command=self._program_name,
+            )
+        )
+
+    def _login_error(self) -> LoginTimeout:
+        return LoginTimeout(
+            msg(
+                "ssh.login-takes-too-long",
+                "%(name)s accepts the login of %(user)s, but does not run commands within %(seconds)s s. Check the account's start-up files (such as .bashrc) and home directory.",
+                name=self._connection.host_name,
+                user=self._connection.user,
+                seconds=f"{LOGIN_TIMEOUT_S:.0f}",
             )
         )
 

@@ -17,6 +17,7 @@ from clusters.errors import (
     ClusterError,
     ConnectFailed,
     IdentityRefused,
+    LoginTimeout,
     OutcomeUnknown,
     RemoteDiskFull,
     RemoteFileError,
@@ -97,7 +98,7 @@ def reason_for_error(error: ClusterError) -> tuple[Reason, bool]:
     params = {"error": error.user_message}
     if isinstance(error, IdentityRefused):
         return Reason("end.identity", params), True
-    if isinstance(error, AuthFailed):
+    if isinstance(error, AuthFailed | LoginTimeout):
         return Reason("queued.refused-for-now", params), False
     if isinstance(error, RemoteDiskFull):
         return Reason("queued.disk-full"), False

@@ -45,13 +45,14 @@ PLANNING_REQUESTS = [
 
 @pytest.mark.parametrize(("path", "body"), PLANNING_REQUESTS)
 def test_planning_at_once_is_limited_per_person(
-    scenario: Scenario, path: str, body: Any, other_process: Any
+    scenario: Scenario, settings: Any, path: str, body: Any, other_process: Any
 ) -> None:
     alice, bob = client_for(scenario.alice), client_for(scenario.bob)
 
     def post(client: Client) -> Any:
         return client.post(path, json.dumps(body), content_type="application/json")
 
+    settings.PLANS_PER_PERSON = 2
     with planning_slot(scenario.alice), planning_slot(scenario.alice):
         other_process()
         refused = post(alice)
@@ -62,9 +63,10 @@ def test_planning_at_once_is_limited_per_person(
     assert post(alice).status_code != 429
 
 
-def test_refused_template_form_keeps_the_input(scenario: Scenario) -> None:
+def test_refused_template_form_keeps_the_input(scenario: Scenario, settings: Any) -> None:
     alice = client_for(scenario.alice)
     form = {"name": "kept name", "text": json.dumps(JOB), "visibility": "private"}
+    settings.PLANS_PER_PERSON = 2
     with planning_slot(scenario.alice), planning_slot(scenario.alice):
         page = alice.post("/templates/new", form).content.decode()
     assert "of your job files are being checked" in page
