@@ -15,7 +15,6 @@ import time
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from devtools.attack import PROBES, Check
 from devtools.attack.catalogue import run_probe
@@ -33,14 +32,19 @@ def print_checks(kind: str, checks: list[Check], duration_s: float) -> None:
         print(f"   {result:<8}{check.what:<52}{check.measured:<24} {check.bound}", flush=True)
 
 
-async def attack(url: str, environment: dict[str, str], kinds: list[str], seconds: int) -> Any:
+async def attack(
+    url: str, environment: dict[str, str], options: argparse.Namespace
+) -> dict[str, list[Check]]:
     """Run the kinds one after the other and return their checks."""
     results: dict[str, list[Check]] = {}
     async with prepared_target(url, environment) as target:
-        for kind in kinds:
+        target.load_kinds = tuple(options.load_kinds.split(",")) if options.load_kinds else ()
+        for kind in options.kinds:
             started = time.monotonic()
             results[kind] = (
-                await run_load(target, seconds) if kind == LOAD else await run_probe(target, kind)
+                await run_load(target, options.seconds)
+                if kind == LOAD
+                else await run_probe(target, kind)
             )
             print_checks(kind, results[kind], time.monotonic() - started)
     return results
@@ -57,6 +61,11 @@ def parse_options() -> argparse.Namespace:
     )
     parser.add_argument("--seconds", type=int, default=120, help="duration of the load (120)")
     parser.add_argument("--only", metavar="KIND,…", help="only these kinds")
+    parser.add_argument(
+        "--load-kinds",
+        metavar="KIND,…",
+        help="the load sends only these, of those that its table names",
+    )
     parser.add_argument("--database", choices=["sqlite", "postgres"], default="sqlite")
     parser.add_argument(
         "--processes", type=int, default=0, help="web processes (as the server decides)"
@@ -91,7 +100,7 @@ def main() -> int:
                 start_instance(options.database, processes=options.processes)
             )
             url, environment = sluice.url, sluice.env
-        results = asyncio.run(attack(url, environment, options.kinds, options.seconds))
+        results = asyncio.run(attack(url, environment, options))
     broken = {kind: sum(not check.passed for check in checks) for kind, checks in results.items()}
     for kind, count in broken.items():
         print(f"{kind:<24}{'ok' if not count else f'{count} of {len(results[kind])} broken'}")
