@@ -18,6 +18,7 @@ from pathlib import Path
 
 from devtools.attack import PROBES, Check
 from devtools.attack.catalogue import run_probe
+from devtools.attack.flood import LOAD_KINDS
 from devtools.attack.instance import prepared_target, start_instance
 from devtools.attack.load import run_load
 from devtools.attack.wire import NotLoopback, require_loopback
@@ -38,7 +39,7 @@ async def attack(
     """Run the kinds one after the other and return their checks."""
     results: dict[str, list[Check]] = {}
     async with prepared_target(url, environment) as target:
-        target.load_kinds = tuple(options.load_kinds.split(",")) if options.load_kinds else ()
+        target.load_kinds = options.load_kinds
         for kind in options.kinds:
             started = time.monotonic()
             results[kind] = (
@@ -64,7 +65,7 @@ def parse_options() -> argparse.Namespace:
     parser.add_argument(
         "--load-kinds",
         metavar="KIND,…",
-        help="the load sends only these, of those that its table names",
+        help=f"the load sends only these of: {', '.join(LOAD_KINDS)}",
     )
     parser.add_argument("--database", choices=["sqlite", "postgres"], default="sqlite")
     parser.add_argument(
@@ -76,6 +77,9 @@ def parse_options() -> argparse.Namespace:
     options.kinds = options.only.split(",") if options.only else list_kinds()
     if unknown := sorted(set(options.kinds) - set(list_kinds())):
         parser.error(f"no such kind: {', '.join(unknown)}; --list shows all")
+    options.load_kinds = tuple(options.load_kinds.split(",")) if options.load_kinds else ()
+    if unknown := sorted(set(options.load_kinds) - set(LOAD_KINDS)):
+        parser.error(f"no such kind of load: {', '.join(unknown)}; --help lists all")
     if options.url:
         try:
             require_loopback(options.url)
