@@ -15,10 +15,10 @@ import time
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from devtools.attack import PROBES, Check
 from devtools.attack.catalogue import run_probe
+from devtools.attack.flood import LOAD_KINDS
 from devtools.attack.instance import prepared_target, start_instance
 from devtools.attack.load import run_load
 from devtools.attack.wire import NotLoopback, require_loopback
@@ -33,14 +33,19 @@ def print_checks(kind: str, checks: list[Check], duration_s: float) -> None:
         print(f"   {result:<8}{check.what:<52}{check.measured:<24} {check.bound}", flush=True)
 
 
-async def attack(url: str, environment: dict[str, str], kinds: list[str], seconds: int) -> Any:
+async def attack(
+    url: str, environment: dict[str, str], options: argparse.Namespace
+) -> dict[str, list[Check]]:
     """Run the kinds one after the other and return their checks."""
     results: dict[str, list[Check]] = {}
     async with prepared_target(url, environment) as target:
-        for kind in kinds:
+        target.load_kinds = options.load_kinds
+        for kind in options.kinds:
             started = time.monotonic()
             results[kind] = (
-                await run_load(target, seconds) if kind == LOAD else await run_probe(target, kind)
+                await run_load(target, options.seconds)
+                if kind == LOAD
+                else await run_probe(target, kind)
             )
             print_checks(kind, results[kind], time.monotonic() - started)
     return results
@@ -57,6 +62,11 @@ def parse_options() -> argparse.Namespace:
     )
     parser.add_argument("--seconds", type=int, default=120, help="duration of the load (120)")
     parser.add_argument("--only", metavar="KIND,…", help="only these kinds")
+    parser.add_argument(
+        "--load-kinds",
+        metavar="KIND,…",
+        help=f"the load sends only these of: {', '.join(LOAD_KINDS)}",
+    )
     parser.add_argument("--database", choices=["sqlite", "postgres"], default="sqlite")
     parser.add_argument(
         "--processes", type=int, default=0, help="web processes (as the server decides)"
@@ -67,6 +77,9 @@ def parse_options() -> argparse.Namespace:
     options.kinds = options.only.split(",") if options.only else list_kinds()
     if unknown := sorted(set(options.kinds) - set(list_kinds())):
         parser.error(f"no such kind: {', '.join(unknown)}; --list shows all")
+    options.load_kinds = tuple(options.load_kinds.split(",")) if options.load_kinds else ()
+    if unknown := sorted(set(options.load_kinds) - set(LOAD_KINDS)):
+        parser.error(f"no such kind of load: {', '.join(unknown)}; --help lists all")
     if options.url:
         try:
             require_loopback(options.url)
@@ -91,7 +104,7 @@ def main() -> int:
                 start_instance(options.database, processes=options.processes)
             )
             url, environment = sluice.url, sluice.env
-        results = asyncio.run(attack(url, environment, options.kinds, options.seconds))
+        results = asyncio.run(attack(url, environment, options))
     broken = {kind: sum(not check.passed for check in checks) for kind, checks in results.items()}
     for kind, count in broken.items():
         print(f"{kind:<24}{'ok' if not count else f'{count} of {len(results[kind])} broken'}")

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from multiprocessing.connection import Connection
 
 from devtools.attack import cluster_logins, job_files, sign_in, streams
@@ -79,19 +80,8 @@ class AttackRequests:
         self._smuggling = list(smuggling_requests(target.address.host).values())
 
     def kinds(self) -> dict[str, SendOne]:
-        return {
-            "job files": self.job_file,
-            "archives": self.archive,
-            "sign-in": self.sign_in,
-            "passwords": self.password,
-            "slow files": self.slow_files,
-            "searches": self.search,
-            "ranges": self.range,
-            "lists": self.list,
-            "raw HTTP": self.raw,
-            "bodies": self.body,
-            "sockets": self.socket,
-        }
+        wanted = self._target.load_kinds or tuple(LOAD_KINDS)
+        return {kind: partial(LOAD_KINDS[kind], self) for kind in wanted}
 
     def _attacker(self, number: int) -> Person:
         return self._target.crowd[number % ATTACKERS]
@@ -178,6 +168,21 @@ class AttackRequests:
             return 0
         asyncio.get_running_loop().call_later(PATIENCE_S, socket.abort)
         return socket.status
+
+
+LOAD_KINDS: dict[str, Callable[[AttackRequests, int], Awaitable[int]]] = {
+    "job files": AttackRequests.job_file,
+    "archives": AttackRequests.archive,
+    "sign-in": AttackRequests.sign_in,
+    "passwords": AttackRequests.password,
+    "slow files": AttackRequests.slow_files,
+    "searches": AttackRequests.search,
+    "ranges": AttackRequests.range,
+    "lists": AttackRequests.list,
+    "raw HTTP": AttackRequests.raw,
+    "bodies": AttackRequests.body,
+    "sockets": AttackRequests.socket,
+}
 
 
 class LegitimateRequests:

@@ -53,6 +53,7 @@ class Target:
     secret: str
     sockets_per_person: int
     jobs: Jobs
+    load_kinds: tuple[str, ...] = ()  # the load sends only these kinds; empty: all
     plan_cpu_s: float = 0.0  # CPU time of the server for an ordinary plan: the unit of all costs
 
     async def api(

@@ -248,7 +248,8 @@ def test_second_site_in_the_same_directory_is_refused(site: Site) -> None:
     assert request(site.port, "GET", "/healthz")[0].status == 200
 
 
-def test_port_in_use_is_reported(tmp_path: Path) -> None:
+def test_port_in_use_is_reported(tmp_path: Path, prepared_home: Path) -> None:
+    copy_database(prepared_home, tmp_path)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

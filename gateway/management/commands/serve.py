@@ -37,6 +37,9 @@ REQUEST_STOP_GRACE_S = 3.0
 START_TIMEOUT_S = 120.0
 MAX_PROCESSES_BY_DEFAULT = 4
 MAX_SOCKET_PATH_BYTES = 107
+# Connections that wait to be accepted. nginx answers 502 at once when a unix socket's queue is full; Twisted's default is
+# 50. The kernel lowers it to net.core.somaxconn.
+SOCKET_BACKLOG = 4096
 MAX_OPEN_FILES = 65536
 
 
@@ -191,7 +194,7 @@ def _unix_endpoint(path: Path) -> str:
     if path.is_socket() and not _accepts(path):
         path.unlink()
     escaped = str(path).replace("\\", "\\\\").replace(":", "\\:")
-    return f"unix:{escaped}:mode=660"
+    return f"unix:{escaped}:mode=660:backlog={SOCKET_BACKLOG}"
 
 
 def _stop_at_eof() -> None:
