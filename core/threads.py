@@ -1,14 +1,14 @@
 """Threads of the web process: for coroutines that call blocking functions, and permits of request threads.
 
 The interpreter runs one thread at a time, so only a few requests should run at once; but a request that waits for
-a cluster should not keep the others from running. Hence a request thread runs with one of a few permits, and
-`waiting_for_cluster` gives the permit back while it waits. The number of threads that wait is limited as well.
+a cluster or for another process should not keep the others from running. Hence a request thread runs with one of a few
+permits, and `waiting` gives the permit back while it waits. The number of threads that wait is limited as well.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import ParamSpec, TypeVar
@@ -38,15 +38,15 @@ async def run_in_thread(function: Callable[P, T], *args: P.args, **kwargs: P.kwa
 
 
 class RunPermits:
-    """Lets `running` request threads run and `waiting` more wait for clusters at the same time."""
+    """Lets `running` request threads run at the same time, and a number of others of each kind wait for something."""
 
-    def __init__(self, *, running: int, waiting: int) -> None:
+    def __init__(self, *, running: int, waiting: Mapping[str, int]) -> None:
         self._running = threading.Semaphore(running)
-        self._waiting = threading.Semaphore(waiting)
+        self._waiting = {kind: threading.Semaphore(limit) for kind, limit in waiting.items()}
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Hold a permit in this block; `waiting_for_cluster` gives it back for a while."""
+        """Hold a permit in this block; `waiting` gives it back for a while."""
         with self._running:
             token = _current_permits.set(self)
             try:
@@ -55,16 +55,14 @@ class RunPermits:
                 _current_permits.reset(token)
 
     @contextmanager
-    def waiting(self) -> Iterator[None]:
-        if not self._waiting.acquire(blocking=False):
-            raise ClusterBusy(
-                _("Too many requests are waiting for clusters. Try again in a moment.")
-            )
+    def waiting(self, kind: str, error: Exception) -> Iterator[None]:
+        if not self._waiting[kind].acquire(blocking=False):
+            raise error
         self._running.release()
         try:
             yield
         finally:
-            self._waiting.release()
+            self._waiting[kind].release()
             self._running.acquire()
 
 
@@ -72,14 +70,23 @@ _current_permits: ContextVar[RunPermits | None] = ContextVar("run_permits", defa
 
 
 @contextmanager
-def waiting_for_cluster() -> Iterator[None]:
-    """Let another request run while this block waits for a cluster. Raises ClusterBusy if too many wait.
+def waiting(kind: str, error: Exception) -> Iterator[None]:
+    """Let another request run while this block waits. Raises the error if too many requests of this kind wait.
 
-    Outside a request thread (commands, the engine, websockets) the block just runs.
+    Kinds: `cluster` (SSH), `worker` (a worker process). Outside a request thread (commands, the engine, websockets) the
+    block just runs.
     """
     permits = _current_permits.get()
     if permits is None:
         yield
         return
-    with permits.waiting():
+    with permits.waiting(kind, error):
+        yield
+
+
+@contextmanager
+def waiting_for_cluster() -> Iterator[None]:
+    """Let another request run while this block waits for a cluster. Raises ClusterBusy if too many wait."""
+    busy = ClusterBusy(_("Too many requests are waiting for clusters. Try again in a moment."))
+    with waiting("cluster", busy):
         yield

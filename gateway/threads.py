@@ -28,6 +28,7 @@ from django.urls import set_script_prefix
 
 from core.cancellation import CancelScope
 from core.threads import RunPermits
+from core.workers import MAX_WAITING
 
 # Most responses are ready within this time. Only for slower requests a task waits for the client's disconnect.
 DISCONNECT_CHECK_DELAY_S = 0.5
@@ -42,8 +43,11 @@ class ThreadedHandler(ASGIHandler):
 
     def __init__(self) -> None:
         super().__init__()
-        running, waiting = settings.WEB_THREADS, settings.WEB_REMOTE_IO_THREADS
-        self._threads = ThreadPoolExecutor(running + waiting, thread_name_prefix="request")
+        running = settings.WEB_THREADS
+        waiting = {"cluster": settings.WEB_REMOTE_IO_THREADS, "worker": MAX_WAITING}
+        self._threads = ThreadPoolExecutor(
+            running + sum(waiting.values()), thread_name_prefix="request"
+        )
         self._permits = RunPermits(running=running, waiting=waiting)
         self._scopes: set[CancelScope] = set()
         self._scopes_lock = threading.Lock()

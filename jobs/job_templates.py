@@ -20,15 +20,14 @@ from core.errors import InvalidValue, NotAllowed, NotFound, VersionConflict
 from core.messages import _, join_messages
 from jobs import actions
 from jobs.jobfile import SpecError, to_document
-from jobs.jobfile.importers import load_document
 from jobs.jobfile.parameters import (
     MAX_PARAMETERS,
     TemplateParameter,
     check_parameters,
     fill_template,
 )
-from jobs.jobfile.parse import parse_text
 from jobs.models import CodeUpload, Job, JobTemplate
+from jobs.offload import load_document, parse_text
 from jobs.submission import SubmissionRequest, parse_submission
 
 if TYPE_CHECKING:

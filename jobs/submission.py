@@ -24,9 +24,10 @@ from jobs.jobfile import Code, JobSpec, Problem, SpecError, SpecWarning
 from jobs.jobfile.errors import MAX_PROBLEMS, find_similar
 from jobs.jobfile.framework_images import read_version
 from jobs.jobfile.frameworks import normalize_framework
-from jobs.jobfile.importers import SiteCatalog, load_document, load_text
+from jobs.jobfile.importers import SiteCatalog
 from jobs.jobfile.validation import replace_fields
 from jobs.models import CodeUpload, Job
+from jobs.offload import load_document, load_text
 from jobs.plan import Note, Plan, PlanError, find_start_obstacles
 from jobs.script.host_names import find_ssh_limits
 from jobs.script.paths import AttemptPaths

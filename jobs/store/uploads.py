@@ -23,6 +23,7 @@ from django.utils import timezone
 
 from core.errors import NotFound, TooLarge
 from core.messages import _
+from core.workers import run_in_worker
 from jobs.models import CodeUpload, Job, UploadOwner
 from jobs.store.archives import ArchiveLimits, check_archive, iter_tar_chunks
 
@@ -98,7 +99,7 @@ class IncomingUpload:
         """Check the archive, delete the file and return an unsaved CodeUpload. Raises ArchiveRefused."""
         try:
             self._file.close()
-            info = check_archive(self._path, _archive_limits())
+            info = run_in_worker(check_archive, self._path, _archive_limits())
             return CodeUpload(sha256=self._hash.hexdigest(), size=self.size, format=info.format)
         finally:
             self.discard()
@@ -107,7 +108,7 @@ class IncomingUpload:
         """Check the archive and store it. Raises ArchiveRefused, TooLarge."""
         try:
             self._file.close()
-            info = check_archive(self._path, _archive_limits())
+            info = run_in_worker(check_archive, self._path, _archive_limits())
             sha256 = self._hash.hexdigest()
             _check_upload_quota(by, sha256, self.size)
             stored_path = _storage_path(sha256)

@@ -35,11 +35,10 @@ from jobs.jobfile import Problem, SpecError, dump_document, to_document
 from jobs.jobfile.errors import parse_path
 from jobs.jobfile.framework_images import FrameworkImage
 from jobs.jobfile.frameworks import STRATEGIES, build_roles
-from jobs.jobfile.importers import load_text
 from jobs.jobfile.limits import check_document
-from jobs.jobfile.parse import parse_text
 from jobs.jobfile.validation import Positions
 from jobs.models import Job, JobTemplate
+from jobs.offload import load_text, parse_text
 from jobs.presentation import format_plan, format_problem, serialize_problem, serialize_warning
 from jobs.request_limits import planning_slot
 from jobs.store.framework_images import load_framework_images

@@ -34,7 +34,6 @@ from jobs.actions import create_job_once
 from jobs.api.templates import filter_by_search_words
 from jobs.form_description import describe_form
 from jobs.jobfile import Problem, SpecError, dump_document, to_document
-from jobs.jobfile.importers import load_document
 from jobs.jobfile.parameters import (
     PARAMETER_KINDS,
     TemplateParameter,
@@ -42,9 +41,9 @@ from jobs.jobfile.parameters import (
     fill_template,
     find_parameter_names,
 )
-from jobs.jobfile.parse import parse_text
 from jobs.jobfile.validation import Positions
 from jobs.models import Job, JobTemplate
+from jobs.offload import load_document, parse_text
 from jobs.plan import PlanError
 from jobs.presentation import format_problem, serialize_problem
 from jobs.request_limits import planning_slot

@@ -13,6 +13,7 @@ from pytest_django.plugin import DjangoDbBlocker
 
 from core.limits import ConcurrencyLimiter, RateLimiter
 from core.runtime import process_state
+from core.workers import WorkerPool
 from jobs.sync.owner_threads import OwnerThreads, _UserState
 from tests.app.scenario import Scenario, make_scenario
 
@@ -45,6 +46,12 @@ def reset_language() -> Iterator[None]:
     """Start each test in English: a request activates its language for the whole thread."""
     with translation.override("en"):
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def end_workers() -> Iterator[None]:
+    yield
+    process_state.get(WorkerPool).close()
 
 
 @pytest.fixture(autouse=True)
