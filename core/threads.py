@@ -16,8 +16,12 @@ from typing import ParamSpec, TypeVar
 from asgiref.sync import sync_to_async
 from django.db import close_old_connections
 
+from core.cancellation import checkpoint
 from core.errors import ClusterBusy
 from core.messages import _
+
+# How often a request that waits for a permit checks whether it was cancelled.
+CANCEL_CHECK_INTERVAL_S = 0.25
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -46,13 +50,15 @@ class RunPermits:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Hold a permit in this block; `waiting` gives it back for a while."""
-        with self._running:
-            token = _current_permits.set(self)
-            try:
-                yield
-            finally:
-                _current_permits.reset(token)
+        """Hold a permit in this block; `waiting` gives it back for a while. Raises RequestCancelled."""
+        while not self._running.acquire(timeout=CANCEL_CHECK_INTERVAL_S):
+            checkpoint()
+        token = _current_permits.set(self)
+        try:
+            yield
+        finally:
+            _current_permits.reset(token)
+            self._running.release()
 
     @contextmanager
     def waiting(self, kind: str, error: Exception) -> Iterator[None]:

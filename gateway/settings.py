@@ -226,8 +226,10 @@ API_WRITES_PER_MINUTE = env_int("SLUICE_API_WRITES_PER_MINUTE", 600, minimum=1)
 PLANS_PER_PERSON = env_int("SLUICE_PLANS_PER_PERSON", 4, minimum=1)
 UPLOADS_PER_PERSON = env_int("SLUICE_UPLOADS_PER_PERSON", 2, minimum=1)
 CLUSTER_REQUESTS_PER_PERSON = env_int("SLUICE_CLUSTER_REQUESTS_PER_PERSON", 6, minimum=1)
-# The same per Unix user of a cluster, whoever sends the requests: its logins may be slow.
-CLUSTER_REQUESTS_PER_UNIX_USER = env_int("SLUICE_CLUSTER_REQUESTS_PER_UNIX_USER", 4, minimum=1)
+# Requests of one web process in progress for one Unix user of a cluster, whoever sends them; and how many of them may
+# have waited for more than a second. Its logins may be slow.
+CLUSTER_REQUESTS_PER_UNIX_USER = env_int("SLUICE_CLUSTER_REQUESTS_PER_UNIX_USER", 12, minimum=1)
+SLOW_REQUESTS_PER_UNIX_USER = env_int("SLUICE_SLOW_REQUESTS_PER_UNIX_USER", 4, minimum=1)
 API_TOKEN_MAX_DAYS = env_int("SLUICE_API_TOKEN_MAX_DAYS", 366, minimum=1)
 # The lifetime of a token if the request contains none. Limited here, because page and API do not check it again.
 API_TOKEN_DEFAULT_DAYS = min(
@@ -275,7 +277,7 @@ SPECTACULAR_SETTINGS = {
 # a thread with its own database connection. More running threads would not be faster, because they compete for the
 # interpreter lock.
 WEB_THREADS = env_int("SLUICE_WEB_THREADS", 4, minimum=1)
-WEB_REMOTE_IO_THREADS = env_int("SLUICE_WEB_WAITING_THREADS", 12, minimum=1)
+WEB_REMOTE_IO_THREADS = env_int("SLUICE_WEB_WAITING_THREADS", 24, minimum=1)
 # A request that runs longer is stopped at its next checkpoint (`core.cancellation`). Streamed responses may take longer.
 WEB_REQUEST_TIMEOUT_S = env_int("SLUICE_WEB_REQUEST_TIMEOUT_S", 60, minimum=1)
 

@@ -23,10 +23,10 @@ from django.conf import settings
 from django.core import signals
 from django.core.exceptions import RequestAborted
 from django.core.handlers.asgi import ASGIHandler, get_script_prefix
-from django.http.response import HttpResponseBase
+from django.http.response import HttpResponse, HttpResponseBase
 from django.urls import set_script_prefix
 
-from core.cancellation import CancelScope
+from core.cancellation import CancelScope, RequestCancelled
 from core.threads import RunPermits
 from core.workers import MAX_WAITING
 
@@ -124,10 +124,11 @@ class ThreadedHandler(ASGIHandler):
         with self._scopes_lock:
             self._scopes.add(cancel_scope)
         try:
-            with self._permits.running(), cancel_scope.active():
-                if cancel_scope.is_cancelled:
-                    return None
-                return self._run_request(scope, body)
+            with cancel_scope.active(), self._permits.running():
+                return None if cancel_scope.is_cancelled else self._run_request(scope, body)
+        except RequestCancelled:
+            # While it waited for a permit: its client has left, or its time is over.
+            return None if cancel_scope.is_cancelled else HttpResponse(status=503)
         finally:
             with self._scopes_lock:
                 self._scopes.discard(cancel_scope)

@@ -5,6 +5,8 @@ A limit that is reached refuses the request at once; no request waits for anothe
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING
@@ -14,6 +16,7 @@ from django.conf import settings
 from core.errors import ClusterBusy, TooManyRequests
 from core.limits import AtOnce, hold
 from core.messages import _
+from core.runtime import process_state
 from core.threads import waiting_for_cluster
 
 if TYPE_CHECKING:
@@ -22,6 +25,41 @@ if TYPE_CHECKING:
 
 # A search reads a whole log on the login node.
 SEARCHES_PER_PERSON = 2
+SEARCHES_PER_UNIX_USER = 2
+# A request that has waited longer for its cluster is slow.
+SLOW_AFTER_S = 1.0
+
+
+class AccountRequests:
+    """The requests in progress of this process for each Unix user of a cluster, whoever sends them.
+
+    A Unix user whose login or file system is slow may occupy few threads, one that responds may occupy most.
+    """
+
+    def __init__(self) -> None:
+        self._started: dict[str, list[float]] = {}  # monotonic times of the requests in progress
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def slot(self, key: str, error: Exception) -> Iterator[None]:
+        """While the context is open, count one request. Raises the error if the user has too many."""
+        now = time.monotonic()
+        with self._lock:
+            started = self._started.setdefault(key, [])
+            slow = sum(now - other > SLOW_AFTER_S for other in started)
+            if (
+                slow >= settings.SLOW_REQUESTS_PER_UNIX_USER
+                or len(started) >= settings.CLUSTER_REQUESTS_PER_UNIX_USER
+            ):
+                raise error
+            started.append(now)
+        try:
+            yield
+        finally:
+            with self._lock:
+                started.remove(now)
+                if not started:
+                    self._started.pop(key, None)
 
 
 @contextmanager
@@ -31,19 +69,30 @@ def cluster_request_slot(
     """While the context is open, count one request that waits for this cluster as this Unix user; others run meanwhile.
 
     Raises TooManyRequests if the person has too many such requests in progress; ClusterBusy if the Unix user has, or if
-    requests for this cluster occupy most of the process's threads for remote I/O. The limits of person and Unix user
-    come first and are lower: a login that takes long occupies only some of the threads.
+    requests for this cluster occupy most of the process's threads for remote I/O. The limits of person and Unix user are
+    lower than the cluster's: a login that takes long occupies only some of the threads. Searches have lower limits.
     """
-    searches = AtOnce(
-        f"search:{user.pk}",
-        SEARCHES_PER_PERSON,
-        TooManyRequests(
-            _(
-                "You already search %(limit)s logs. Try again in a moment.",
-                limit=SEARCHES_PER_PERSON,
-            )
+    searching = TooManyRequests(_("Many logs are being searched. Try again in a moment."))
+    searches = [
+        AtOnce(
+            f"search:{user.pk}",
+            SEARCHES_PER_PERSON,
+            TooManyRequests(
+                _(
+                    "You already search %(limit)s logs. Try again in a moment.",
+                    limit=SEARCHES_PER_PERSON,
+                )
+            ),
         ),
-    )
+        # Searches take long: they leave most places of the Unix user and of the cluster to reads.
+        AtOnce(f"searches:{cluster.pk}:{unix_user}", SEARCHES_PER_UNIX_USER, searching),
+        AtOnce(
+            f"searches:{cluster.pk}",
+            max(1, settings.WEB_REMOTE_IO_THREADS // 4),
+            searching,
+            shared=False,
+        ),
+    ]
     limits = [
         AtOnce(
             f"cluster-person:{user.pk}",
@@ -53,19 +102,6 @@ def cluster_request_slot(
                     "%(limit)s of your requests already wait for a cluster. Try again in a moment.",
                     limit=settings.CLUSTER_REQUESTS_PER_PERSON,
                 )
-            ),
-        ),
-        AtOnce(
-            f"cluster-account:{cluster.pk}:{unix_user}",
-            settings.CLUSTER_REQUESTS_PER_UNIX_USER,
-            ClusterBusy(
-                _(
-                    "Cluster %(cluster)s responds slowly to the Unix user %(unix_user)s, and other requests for it are waiting. Try again in a moment.",
-                    cluster=cluster.name,
-                    unix_user=unix_user,
-                ),
-                cluster=cluster.name,
-                unix_user=unix_user,
             ),
         ),
         AtOnce(
@@ -81,7 +117,21 @@ def cluster_request_slot(
             shared=False,
         ),
     ]
-    with hold(*([searches] if is_search else []), *limits), waiting_for_cluster():
+    busy = ClusterBusy(
+        _(
+            "Cluster %(cluster)s responds slowly to the Unix user %(unix_user)s, and other requests for it are waiting. Try again in a moment.",
+            cluster=cluster.name,
+            unix_user=unix_user,
+        ),
+        cluster=cluster.name,
+        unix_user=unix_user,
+    )
+    accounts = process_state.get(AccountRequests)
+    with (
+        accounts.slot(f"{cluster.pk}:{unix_user}", busy),
+        hold(*(searches if is_search else []), *limits),
+        waiting_for_cluster(),
+    ):
         yield
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import random
+import re
 import statistics
 import time
 from collections import Counter
@@ -19,7 +20,7 @@ from typing import Any
 from devtools.attack import Check, at_least, at_most, none_of
 from devtools.attack.flood import ATTACK_PER_S, Summary, run_flood, work_paths
 from devtools.attack.target import Person, Target
-from devtools.attack.wire import CLOSE, HttpClient, WebSocket, open_websocket
+from devtools.attack.wire import CLOSE, HttpClient, Reply, WebSocket, open_websocket
 
 MAX_P95_RATIO = 3.0
 # Mean memory of a web process in the last quarter of the attack against that in the second quarter.
@@ -82,6 +83,12 @@ class Window:
         )
 
 
+def _describe(reply: Reply) -> str:
+    """Return the code of a problem and the status."""
+    found = re.search(rb'"code": "(\w+)"', reply.body)
+    return f"{found[1].decode()} {reply.status}" if found else str(reply.status)
+
+
 class WorkingPeople:
     """The people of the target: each reads list, job and log in turn and follows one log by websocket."""
 
@@ -126,7 +133,7 @@ class WorkingPeople:
                 if reply.status != 200:
                     what = path.partition("?")[0].split("/")
                     kind = "log" if "logs" in what else "job" if len(what) > 4 else "list"
-                    cause = f"{reply.body.decode()} 0" if not reply.status else reply.status
+                    cause = reply.body.decode() + " 0" if not reply.status else _describe(reply)
                     window.failures[f"{kind} {cause}"] += 1
 
     async def _follow(self, number: int, person: Person) -> None:

@@ -89,6 +89,7 @@ def test_cluster_requests_are_limited_per_unix_account_and_person(
     scenario: Scenario, settings: Any, other_process: Any
 ) -> None:
     settings.WEB_REMOTE_IO_THREADS = 100
+    settings.CLUSTER_REQUESTS_PER_UNIX_USER = 4
     cluster = scenario.job().cluster
     alice, bob = scenario.alice, scenario.bob
     with ExitStack() as stack:
@@ -128,7 +129,8 @@ def test_slow_accounts_leave_threads_for_other_clusters(scenario: Scenario, sett
             cluster_request_slot(user=scenario.bob, cluster=cluster, unix_user="bob").__enter__()
 
 
-def test_refused_file_request_names_the_account(scenario: Scenario) -> None:
+def test_refused_file_request_names_the_account(scenario: Scenario, settings: Any) -> None:
+    settings.CLUSTER_REQUESTS_PER_UNIX_USER = 4
     job = scenario.job()
     attempt = scenario.create_live_attempt(job)
     client = client_for(scenario.alice)
