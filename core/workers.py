@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import subprocess
 import sys
 import time
@@ -30,8 +31,8 @@ T = TypeVar("T")
 
 WORKERS = 1
 MAX_WAITING = 4
-# Linux gives a process with this priority about a tenth of the processor time that it gives an ordinary one.
-NICENESS = 10
+# Linux gives a process with this priority about a thirtieth of the processor time that it gives an ordinary one.
+NICENESS = 15
 TIMEOUT_S = 30.0
 CANCEL_CHECK_INTERVAL_S = 0.25
 LOW_PRIORITY_THREADS = 2
@@ -82,8 +83,8 @@ class _Worker:
             [sys.executable, "-c", program, str(other_end.fileno())],
             cwd=PROJECT_DIR,
             stdin=subprocess.DEVNULL,
+            # In the same session: with autogroups Linux compares priorities only inside a session.
             pass_fds=[other_end.fileno()],
-            start_new_session=True,  # Ctrl-C is for this process
         )
         other_end.close()
         return self._pipe
@@ -101,6 +102,7 @@ def serve(descriptor: int) -> None:
     """The program of a worker process: run the functions that the pipe delivers, until the parent closes it or ends."""
     pipe = Connection(descriptor)
     os.nice(NICENESS)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent process
     while True:
         try:
             function, args = pipe.recv()
