@@ -1,17 +1,21 @@
-"""The password hasher: Django's, in a thread with low priority. A hash takes a third of a second of a processor."""
+"""The password hasher: Django's, in a worker process. A hash takes a third of a second of a processor."""
 
 from __future__ import annotations
 
 from django.contrib.auth.hashers import PBKDF2PasswordHasher
 
-from core.workers import run_with_low_priority
+from core.workers import hash_in_worker
 
 
-class LowPriorityPBKDF2PasswordHasher(PBKDF2PasswordHasher):
-    """Computes the hashes of PBKDF2PasswordHasher, whose stored hashes stay valid.
+class WorkerPBKDF2PasswordHasher(PBKDF2PasswordHasher):
+    """Computes the hashes of PBKDF2PasswordHasher, whose stored hashes stay valid, with the low priority of a worker.
 
-    Python's hash function lets other threads run, so that sign-ins compete with requests only for processors.
+    Not in a thread with low priority: while it waits for a processor with the interpreter lock, no other thread runs.
     """
 
     def encode(self, password: str, salt: str, iterations: int | None = None) -> str:
-        return run_with_low_priority(super().encode, password, salt, iterations)
+        return hash_in_worker(_encode, password, salt, iterations or self.iterations)
+
+
+def _encode(password: str, salt: str, iterations: int) -> str:
+    return PBKDF2PasswordHasher().encode(password, salt, iterations)

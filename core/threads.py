@@ -79,7 +79,7 @@ _current_permits: ContextVar[RunPermits | None] = ContextVar("run_permits", defa
 def waiting(kind: str, error: Exception) -> Iterator[None]:
     """Let another request run while this block waits. Raises the error if too many requests of this kind wait.
 
-    Kinds: `cluster` (SSH), `worker` (a worker process). Outside a request thread (commands, the engine, websockets) the
+    Kinds: `cluster` (SSH), and those of `core.workers`. Outside a request thread (commands, the engine, websockets) the
     block just runs.
     """
     permits = _current_permits.get()

@@ -1,8 +1,8 @@
-"""Worker processes for work that keeps a processor busy: large job files, archives.
+"""Worker processes for work that keeps a processor busy: large job files, archives, password hashes.
 
 Python runs one thread at a time, so such work in a request's thread delays all other requests of the web process, and
 cannot be ended. A worker process has a lower priority than the web process; it is killed when the request is cancelled
-or takes too long. At most MAX_WAITING requests wait for a worker, further ones are refused.
+or takes too long. Few requests wait for a worker, further ones are refused.
 
 Functions and arguments are pickled, over a pipe that only this process and its own child have.
 """
@@ -16,7 +16,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,12 +29,10 @@ from core.threads import waiting
 T = TypeVar("T")
 
 WORKERS = 1
-MAX_WAITING = 4
 # Linux gives a process with this priority about a thirtieth of the processor time that it gives an ordinary one.
 NICENESS = 15
 TIMEOUT_S = 30.0
 CANCEL_CHECK_INTERVAL_S = 0.25
-LOW_PRIORITY_THREADS = 2
 
 PROJECT_DIR = Path(__file__).resolve().parents[1]
 
@@ -126,7 +123,10 @@ def _rebuild_exception(
 
 
 class WorkerPool:
-    """The workers of this process."""
+    """Workers of this process for one kind of work."""
+
+    kind = "worker"
+    busy_message = _("Many large job files and archives are being checked. Try again in a moment.")
 
     def __init__(self) -> None:
         self._idle: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
@@ -134,10 +134,7 @@ class WorkerPool:
             self._idle.put(_Worker())
 
     def run(self, function: Callable[..., T], *args: Any) -> T:
-        busy = TooManyRequests(
-            _("Many large job files and archives are being checked. Try again in a moment.")
-        )
-        with waiting("worker", busy):
+        with waiting(self.kind, TooManyRequests(self.busy_message)):
             worker = self._take()
             try:
                 return worker.call(function, args)
@@ -162,6 +159,17 @@ class WorkerPool:
                 continue
 
 
+class PasswordPool(WorkerPool):
+    """Separate, so that people can sign in while large files are checked."""
+
+    kind = "password"
+    busy_message = _("Many passwords are being checked. Try again in a moment.")
+
+
+# Kinds of `core.threads.waiting`, with the number of requests that may wait for a worker.
+MAX_WAITING = {pool.kind: 4 for pool in (WorkerPool, PasswordPool)}
+
+
 def run_in_worker(function: Callable[..., T], *args: Any) -> T:
     """Run a function of a module, whose arguments and result can be pickled, in a worker process.
 
@@ -170,16 +178,6 @@ def run_in_worker(function: Callable[..., T], *args: Any) -> T:
     return process_state.get(WorkerPool).run(function, *args)
 
 
-class _LowPriorityThreads:
-    def __init__(self) -> None:
-        self.executor = ThreadPoolExecutor(
-            LOW_PRIORITY_THREADS, "low-priority", initializer=lambda: os.nice(NICENESS)
-        )
-
-
-def run_with_low_priority(function: Callable[..., T], *args: Any) -> T:
-    """Run a function that keeps a processor busy outside Python, such as a password hash, in a low-priority thread.
-
-    On Linux each thread has a priority of its own.
-    """
-    return process_state.get(_LowPriorityThreads).executor.submit(function, *args).result()
+def hash_in_worker(function: Callable[..., T], *args: Any) -> T:
+    """Like `run_in_worker`, for password hashes."""
+    return process_state.get(PasswordPool).run(function, *args)

@@ -134,7 +134,7 @@ if DATABASES["default"]["ENGINE"] == "core.sqlite" and not TESTING:
     restrict_database_permissions(Path(DATABASES["default"]["NAME"]))
 
 AUTH_USER_MODEL = "accounts.User"
-PASSWORD_HASHERS = ["accounts.hashers.LowPriorityPBKDF2PasswordHasher"]
+PASSWORD_HASHERS = ["accounts.hashers.WorkerPBKDF2PasswordHasher"]
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.UserAttributeSimilarityValidator"},
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},

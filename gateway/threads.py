@@ -44,7 +44,7 @@ class ThreadedHandler(ASGIHandler):
     def __init__(self) -> None:
         super().__init__()
         running = settings.WEB_THREADS
-        waiting = {"cluster": settings.WEB_REMOTE_IO_THREADS, "worker": MAX_WAITING}
+        waiting = {"cluster": settings.WEB_REMOTE_IO_THREADS, **MAX_WAITING}
         self._threads = ThreadPoolExecutor(
             running + sum(waiting.values()), thread_name_prefix="request"
         )

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 from django.contrib.auth.hashers import PBKDF2PasswordHasher
 
-from accounts.hashers import LowPriorityPBKDF2PasswordHasher
+from accounts.hashers import WorkerPBKDF2PasswordHasher
 from core import workers
 from core.cancellation import CancelScope, RequestCancelled
 from core.errors import TooManyRequests
+from core.runtime import process_state
 from core.threads import RunPermits
-from core.workers import WorkerPool, run_with_low_priority
+from core.workers import PasswordPool, WorkerPool, hash_in_worker
 from jobs import offload
 from jobs.jobfile import SpecError
 from jobs.store.archives import ArchiveLimits, ArchiveRefused, check_archive
@@ -121,7 +122,8 @@ def test_large_job_files_load_in_a_worker(monkeypatch: pytest.MonkeyPatch, roles
 
 
 def test_password_hashes_are_djangos_and_have_low_priority() -> None:
-    ours, djangos = LowPriorityPBKDF2PasswordHasher(), PBKDF2PasswordHasher()
+    ours, djangos = WorkerPBKDF2PasswordHasher(), PBKDF2PasswordHasher()
     assert ours.encode("secret", "salt", 10) == djangos.encode("secret", "salt", 10)
     assert ours.verify("secret", djangos.encode("secret", "salt", 10))
-    assert run_with_low_priority(os.nice, 0) == os.nice(0) + workers.NICENESS
+    assert hash_in_worker(os.nice, 0) == os.nice(0) + workers.NICENESS
+    process_state.get(PasswordPool).close()
