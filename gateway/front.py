@@ -87,7 +87,7 @@ $error_maps
 upstream sluice_web {
     least_conn;
 $servers
-    keepalive 32;
+    keepalive 16;
     # Less than the 60 s after which a web process closes an idle connection.
     keepalive_timeout 30s;
 }
