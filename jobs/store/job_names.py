@@ -90,9 +90,10 @@ class JobNames:
         return candidate
 
     def _select_states(self, names: Sequence[str]) -> list[tuple[str, str]]:
-        # Raw SQL: every submission runs this query, and the ORM takes 0.8 ms to build it.
+        # Raw SQL: every submission runs this query, and the ORM takes 0.8 ms to build it. With `state` alone, SQLite takes
+        # the index on owner and state for DISTINCT, and reads all jobs of the person instead of those with the name.
         sql = (
-            f"SELECT DISTINCT name, state FROM {quoted_table(Job)} "  # noqa: S608
+            f"SELECT DISTINCT name, state || '' FROM {quoted_table(Job)} "  # noqa: S608
             f"WHERE owner_id = %s AND deleted_at IS NULL AND name IN ({', '.join(['%s'] * len(names))})"
         )
         with connection.cursor() as cursor:

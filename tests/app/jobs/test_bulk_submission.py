@@ -21,6 +21,7 @@ from jobs.jobfile import limits
 from jobs.models import CodeUpload, Job, UploadOwner
 from jobs.plan import planner
 from jobs.store import secrets as job_secrets
+from jobs.store.job_names import JobNames
 from jobs.store.submitter import Submitter
 from jobs.submission import JobFileSource
 from tests.app.scenario import Scenario, client_for, make_scenario
@@ -353,6 +354,19 @@ def test_queries_of_a_single_submission(alice: Client):
     assert count_queries(alice, lambda: post("a")) <= 15 + lock
     # The key: one query to find it, one to store it, one to store its result.
     assert count_queries(alice, lambda: post("b", **{"Idempotency-Key": "k"})) <= 18 + lock
+
+
+def test_the_query_for_a_name_does_not_read_all_jobs_of_the_person(scenario: Scenario):
+    with CaptureQueriesContext(connection) as queries:
+        JobNames(scenario.alice).load(["a"])
+    (query,) = queries
+    with connection.cursor() as cursor:
+        if connection.vendor == "postgresql":
+            cursor.execute("SET LOCAL enable_seqscan = off")  # the table is empty
+        explain = "EXPLAIN QUERY PLAN" if connection.vendor == "sqlite" else "EXPLAIN"
+        cursor.execute(f"{explain} {query['sql']}")
+        plan = str(cursor.fetchall())
+    assert "job_owner_name" in plan
 
 
 def test_queries_of_many_job_files_do_not_grow_with_their_number(alice: Client):
