@@ -41,8 +41,9 @@ from jobs.submission import (
 )
 
 MAX_JOB_FILES = 1000
-# After this number of refused files the others are not checked.
+# After this number of refused files, or of problems, the other files are not checked.
 MAX_REFUSED_FILES = 100
+MAX_LISTED_PROBLEMS = 1000
 # Field of a job file that an error is about, unless the error has paths of its own.
 _PATHS: Mapping[type[ActionRefused], str] = {
     NotFound: "code",
@@ -90,7 +91,8 @@ class _Refusals:
             if isinstance(error, ClusterNotReady | TooLarge):
                 raise  # not a problem of this job file
             self.by_index[index] = _list_problems(error)
-            if len(self.by_index) >= MAX_REFUSED_FILES:
+            problem_count = sum(map(len, self.by_index.values()))
+            if len(self.by_index) >= MAX_REFUSED_FILES or problem_count >= MAX_LISTED_PROBLEMS:
                 self.raise_if_any(unchecked=self.file_count - index - 1)
 
     def raise_if_any(self, unchecked: int = 0) -> None:

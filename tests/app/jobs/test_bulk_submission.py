@@ -276,6 +276,15 @@ def test_after_many_refused_files_the_others_are_not_checked(alice: Client):
     assert "200" in body["errors"][-1]["message"]
 
 
+def test_a_refusal_lists_a_limited_number_of_problems(alice: Client):
+    unknown = {f"k{n}": 1 for n in range(60)}
+    answer = submit(alice, [job_file(f"j{n}", **unknown) for n in range(300)])
+    errors = answer.json()["errors"]
+    limit = bulk_submission.MAX_LISTED_PROBLEMS
+    assert limit <= len(errors) <= limit + 101
+    assert errors[-1]["code"] == "unchecked"
+
+
 def test_values_that_aliases_repeat_are_counted_for_the_whole_request(
     alice: Client, monkeypatch: pytest.MonkeyPatch
 ):
