@@ -18,7 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from django.db import DatabaseError, close_old_connections, connection
@@ -86,8 +86,13 @@ class RateLimiter:
         self._local: dict[str, _LocalTokens] = {}  # the first key is the least recently stored one
         self._lock = threading.Lock()
 
-    def take(self, rate: Rate) -> float:
-        """Take one token and return 0.0; if the bucket has none, return the seconds until it has one."""
+    def take(self, rate: Rate, count: int = 1) -> float:
+        """Take `count` tokens and return 0.0; if the bucket has fewer, take none and return the seconds to wait.
+
+        A larger `count` than the bucket holds empties a full bucket.
+        """
+        if count > 1:
+            return self._take_many(rate, count)
         now = time.monotonic()
         with self._lock:
             local = self._local.get(rate.key)
@@ -107,6 +112,17 @@ class RateLimiter:
         wait_s = missing * 60 / rate.per_minute if rate.per_minute > 0 else 60.0
         self._store(rate.key, _LocalTokens(0, now, now + wait_s))
         return wait_s
+
+    def _take_many(self, rate: Rate, count: int) -> float:
+        """Take the tokens from the table, and leave those of this process to its single requests."""
+        # After a first `take` of the same request, a full bucket has lost a chunk.
+        needed = min(count, rate.per_minute - rate.chunk)
+        if needed <= 0:
+            return 0.0
+        granted, level = _take_tokens(replace(rate, chunk=needed), least=needed)
+        if granted:
+            return 0.0
+        return (needed - level) * 60 / rate.per_minute
 
     def give_back(self, rate: Rate) -> None:
         """Return a token that `take` gave, because the request does not count."""
@@ -134,8 +150,8 @@ def _least(*values: str) -> str:
     return f"{'LEAST' if connection.vendor == 'postgresql' else 'MIN'}({', '.join(values)})"
 
 
-def _take_tokens(rate: Rate) -> tuple[int, float]:
-    """Take up to a chunk from the bucket's row. Return the number of tokens taken and the level after it."""
+def _take_tokens(rate: Rate, least: int = 1) -> tuple[int, float]:
+    """Take up to a chunk from the bucket's row, none if it has fewer than `least`. Return their number and the level."""
     capacity = max(0, rate.per_minute)
     chunk = max(0, min(rate.chunk, capacity))
     is_postgresql = connection.vendor == "postgresql"
@@ -143,12 +159,12 @@ def _take_tokens(rate: Rate) -> tuple[int, float]:
     elapsed = f"{greatest}(0.0, excluded.updated_at - bucket.updated_at)"
     level = _least(f"{capacity:d}", f"bucket.level + {elapsed} * {capacity / 60!r}")
     whole = f"FLOOR({level})" if is_postgresql else f"CAST({level} AS INTEGER)"
-    granted = _least(f"{chunk:d}", whole)
+    granted = f"CASE WHEN {whole} >= {least:d} THEN {_least(f'{chunk:d}', whole)} ELSE 0 END"
     sql = f"""
         INSERT INTO {RateBucket._meta.db_table} AS bucket (key, level, granted, updated_at)
         VALUES (%s, {capacity - chunk:d}, {chunk:d}, {_now_sql()})
         ON CONFLICT (key) DO UPDATE SET
-            granted = {granted}, level = {level} - {granted}, updated_at = excluded.updated_at
+            granted = {granted}, level = {level} - ({granted}), updated_at = excluded.updated_at
         RETURNING granted, level"""  # noqa: S608
     with connection.cursor() as cursor:
         cursor.execute(sql, [rate.key])
@@ -326,9 +342,9 @@ class Slots:
 # --- functions for the other modules ----------------------------------------------------------
 
 
-def take(rate: Rate) -> float:
-    """Take one token of the rate and return 0.0; if there is none, return the seconds until there is one."""
-    return process_state.get(RateLimiter).take(rate)
+def take(rate: Rate, count: int = 1) -> float:
+    """Take tokens of the rate and return 0.0; if there are fewer, take none and return the seconds to wait."""
+    return process_state.get(RateLimiter).take(rate, count)
 
 
 def give_back(rate: Rate) -> None:

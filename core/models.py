@@ -60,7 +60,7 @@ class IdempotencyKey(models.Model):
     )
     key = models.CharField(_("key"), max_length=200)
     fingerprint = models.CharField(_("SHA-256 of the request"), max_length=64)
-    result_id = models.UUIDField(_("result"), null=True)
+    result_ids = models.JSONField(_("results"), default=list)
     created_at = models.DateTimeField(_("created"), default=timezone.now, db_index=True)
 
     class Meta:

@@ -32,6 +32,7 @@ from core import errors as core_errors
 from core.api.responses import PROBLEM_CONTENT_TYPE
 from core.cancellation import RequestCancelled
 from core.translation import translate
+from jobs.bulk_submission import JobsRefused
 from jobs.jobfile import SpecError
 from jobs.plan import PlanError
 from jobs.presentation import serialize_problem, summarize_problems
@@ -56,6 +57,7 @@ class ProblemType:
 PROBLEM_TYPES: Mapping[type[BaseException], ProblemType] = {
     SpecError: ProblemType(400, "job_file_invalid"),
     PlanError: ProblemType(422, "job_cannot_run"),
+    JobsRefused: ProblemType(422, "jobs_refused"),
     ArchiveRefused: ProblemType(422, "archive_refused"),
     core_errors.ActionRefused: ProblemType(409, "refused"),
     core_errors.NotAllowed: ProblemType(403, "forbidden"),
@@ -201,7 +203,7 @@ def _detail_text(error: Exception, problem_type: ProblemType) -> str:
         cluster_errors.ClusterError | core_errors.ActionRefused | ArchiveRefused | RequestCancelled,
     ):
         return translate(error.user_message)
-    if isinstance(error, SpecError | PlanError):
+    if isinstance(error, SpecError | PlanError | JobsRefused):
         return summarize_problems(error.problems)
     if isinstance(error, drf.ValidationError | DjangoValidationError):
         first = next(_list_errors(error), None)
@@ -225,6 +227,13 @@ def _list_errors(error: Exception) -> Iterator[dict[str, Any]]:
     if isinstance(error, SpecError | PlanError):
         for problem in error.problems:
             yield serialize_problem(problem)
+    elif isinstance(error, JobsRefused):
+        for refusal in error.refusals:
+            yield {"index": refusal.index, **serialize_problem(refusal.problem)}
+        if error.unchecked:
+            message = _("Further job files that were not checked: %(count)s.")
+            text = message % {"count": error.unchecked}
+            yield {"index": None, "path": "jobs", "message": text, "code": "unchecked"}
     elif isinstance(error, ArchiveRefused):
         yield {"path": error.entry, "message": translate(error.user_message), "code": error.code}
     elif isinstance(error, drf.ValidationError):

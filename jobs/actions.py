@@ -6,10 +6,9 @@ click, has no further effect. Events are written last in each transaction (see `
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -17,36 +16,37 @@ from uuid import UUID
 from django.db import IntegrityError, transaction
 from django.utils import timezone
 
-from clusters.access import can_submit
 from clusters.errors import ClusterError
-from clusters.models import Namespace, ResourceSpec, load_capacity, unix_user_for
+from clusters.models import Namespace, load_capacity
 from clusters.slurm.time_limits import SlurmLimits
-from core.api.idempotency import get_or_create_for_key
+from core.api.idempotency import create_once_for_key
+from core.cancellation import checked
 from core.errors import (
     ActionRefused,
-    ClusterNotReady,
     InvalidTransition,
     InvalidValue,
     NameTaken,
     NotAllowed,
 )
-from core.events.records import Actor, record_events
+from core.events.records import Actor, NewEvent, record_events
 from core.messages import _, msg
 from jobs.changes import Changes, RequestedEvent, apply_transition
 from jobs.events import JobEventKind, build_job_event, build_state_data
 from jobs.jobfile import JobSpec, SpecWarning
 from jobs.lifecycle.states import DesiredState, JobState
 from jobs.lifecycle.transitions import QUEUED_REASON, Transition, decide_requeue, decide_stop
-from jobs.models import LIVE_STATE_VALUES, Attempt, CodeUpload, Job
-from jobs.plan import Plan, plan
-from jobs.script.job_paths import find_path_problems
+from jobs.models import Attempt, CodeUpload, Job
+from jobs.plan import Plan
 from jobs.store import secrets as job_secrets
 from jobs.store.access import JobAction, can, can_remove_files, job_not_found
-from jobs.store.cluster_render_options import build_render_options
+from jobs.store.job_names import JobNames
+from jobs.store.submitter import JobPlanner, Submitter
 
 if TYPE_CHECKING:
     from accounts.models import User
 
+# Rows of one INSERT: each has a job file and a plan, which may be large.
+JOBS_PER_INSERT = 100
 WATCH_DURATION_S = 60
 MAX_LABELS = 50
 MIN_TIME_LIMIT_S = 60
@@ -56,98 +56,139 @@ _LABEL_NAME_PATTERN = re.compile(r"[^\x00-\x1f]{1,100}\Z")
 
 def plan_job(*, spec: JobSpec, namespace: Namespace) -> Plan:
     """Plan a job on the cluster's stored capacity. Raises PlanError, ClusterNotReady."""
-    capacity = load_capacity(namespace.cluster)
-    if capacity is None:
-        raise ClusterNotReady(
-            _(
-                "Sluice has not read the capacity of cluster %(name)s yet. Try again in a minute.",
-                name=namespace.cluster.name,
-            ),
-            cluster=namespace.cluster.name,
-        )
-    known = find_path_problems(spec, options=build_render_options(namespace.cluster))
-    sizes = ResourceSpec.list_priced(namespace)
-    return plan(spec, namespace.rules(), capacity, sizes, known=known)
+    return JobPlanner().plan(spec=spec, namespace=namespace)
 
 
-def create_job(
-    *,
-    by: User,
-    spec: JobSpec,
-    namespace: Namespace,
-    secrets: Mapping[str, str] | None = None,
-    image_logins: Mapping[str, Mapping[str, str]] | None = None,
-    warnings: Sequence[Mapping[str, Any]] = (),
-    labels: Mapping[str, str] | None = None,
-    code_upload: CodeUpload | None = None,
-    cloned_from: UUID | None = None,
-) -> Job:
-    """Create a queued job. Raises NotAllowed, PlanError, NameTaken, ClusterNotReady, ClusterError."""
-    if not can_submit(by, namespace):
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A validated job file with its namespace, secrets and code, from which a job is created."""
+
+    spec: JobSpec
+    namespace: Namespace
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    image_logins: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    warnings: Sequence[Mapping[str, Any]] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    code_upload: CodeUpload | None = None
+    cloned_from: UUID | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedJob:
+    """A job that may be created. Its row is complete, but not stored."""
+
+    row: Job
+    secrets: Mapping[str, str] = field(repr=False)
+    image_logins: Mapping[str, Mapping[str, str]] = field(repr=False)
+
+
+def create_job(*, by: User, spec: JobSpec, namespace: Namespace, **fields: Any) -> Job:
+    """Create a queued job; `fields` are those of NewJob.
+
+    Raises NotAllowed, PlanError, NameTaken, ClusterNotReady, ClusterError.
+    """
+    new_job = NewJob(spec, namespace, **fields)
+    (job,) = store_jobs(by=by, planned_jobs=[plan_new_job(Submitter(by), new_job)])
+    return job
+
+
+def plan_new_job(submitter: Submitter, new_job: NewJob) -> PlannedJob:
+    """Check permission and plan a job. Raises NotAllowed, PlanError, ClusterNotReady, ClusterError."""
+    spec, namespace = new_job.spec, new_job.namespace
+    if not submitter.can_submit(namespace):
         raise NotAllowed(
             _("You may not submit jobs to namespace %(name)s.", name=namespace.name),
             namespace=namespace.name,
         )
-    unix_user_for(by, namespace.cluster)  # raises IdentityRefused, so that no such job is created
-    job_plan = plan_job(spec=spec, namespace=namespace)
-    job = Job(
-        owner=by,
+    submitter.unix_user_on(namespace.cluster)  # raises IdentityRefused: no such job is created
+    document = spec.model_dump(mode="json", by_alias=True)
+    job_plan = submitter.planner.plan(spec=spec, namespace=namespace, document=document)
+    row = Job(
+        owner=submitter.user,
         namespace=namespace,
         cluster=namespace.cluster,
         name=spec.job_name,
         description=spec.description,
-        labels=_validate_labels(labels or {}),
-        spec=spec.model_dump(mode="json", by_alias=True),
-        warnings=[dict(warning) for warning in warnings],
-        code_upload=code_upload,
-        cloned_from=cloned_from,
+        labels=_validate_labels(new_job.labels),
+        spec=document,
+        warnings=[dict(warning) for warning in new_job.warnings],
+        code_upload=new_job.code_upload,
+        cloned_from=new_job.cloned_from,
         retry_count=spec.retry_count,
         grace_s=spec.grace_period,
         estimated_duration_s=spec.estimated_duration,
         keeps_failed_tasks=spec.is_debug,
-        has_secrets=bool(secrets or image_logins),
+        has_secrets=bool(new_job.secrets or new_job.image_logins),
         **_build_plan_columns(job_plan),
         state=JobState.QUEUED.value,
         reason_code=QUEUED_REASON.code,
     )
+    return PlannedJob(row, new_job.secrets, new_job.image_logins)
+
+
+def store_jobs(*, by: User, planned_jobs: Sequence[PlannedJob]) -> list[Job]:
+    """Store all of the jobs, or none. Raises NameTaken with the first name that a live job has, InvalidTransition."""
+    jobs = [planned.row for planned in planned_jobs]
     try:
         with transaction.atomic():
-            _require_code(job)
-            job.save(force_insert=True)
-            job_secrets.store_secrets(job, secrets or {}, image_logins)
-            _record_event(
-                job, JobEventKind.CREATED, by, {"name": job.name, **build_state_data(job)}
+            _require_code(jobs)
+            Job.objects.bulk_create(jobs, batch_size=JOBS_PER_INSERT)
+            job_secrets.store_secrets(
+                (planned.row, planned.secrets, planned.image_logins) for planned in planned_jobs
             )
+            record_events([_build_created_event(job, by) for job in checked(jobs)])
     except IntegrityError as error:
-        raise _build_name_taken_error(by, spec.job_name) from error
-    return job
+        names = JobNames(by)
+        names.load([job.name for job in jobs])
+        taken = next((job.name for job in jobs if names.is_live(job.name)), jobs[0].name)
+        raise build_name_taken_error(by, names, taken) from error
+    return jobs
 
 
-def create_job_once(
-    *, by: User, key: str, fingerprint: str, create: Callable[[], Job]
-) -> tuple[Job, bool]:
-    """Create a job unless an earlier request with the same idempotency key has created one.
+def _build_created_event(job: Job, by: User) -> NewEvent:
+    data = {"name": job.name, **build_state_data(job)}
+    return build_job_event(job, JobEventKind.CREATED, data, Actor.PERSON, by.get_username())
 
-    Returns the job of the key, and whether the earlier request created it.
+
+def create_once(
+    *,
+    by: User,
+    key: str,
+    fingerprint: Callable[[], str],
+    prepare: Callable[[], Callable[[], Sequence[Job]]],
+) -> tuple[list[UUID], bool]:
+    """Create jobs unless an earlier request with the same idempotency key has created them.
+
+    `prepare` does what needs no transaction, and returns the function that creates the jobs. Returns the ids of the
+    key's jobs, and whether the earlier request created them.
     """
-    return get_or_create_for_key(
+
+    def prepare_ids() -> Callable[[], Sequence[UUID]]:
+        create = prepare()
+        return lambda: [job.pk for job in create()]
+
+    return create_once_for_key(
         user_id=by.pk,
         key=key,
         fingerprint=fingerprint,
-        create=create,
-        find=lambda pk: Job.objects.not_deleted().filter(pk=pk).first(),
+        prepare=prepare_ids,
+        exist=lambda ids: Job.objects.not_deleted().filter(pk__in=ids).count() == len(ids),
     )
 
 
-def _require_code(job: Job) -> None:
-    """Mark the job's uploaded code as used now, so that its retention time starts again.
+def _require_code(jobs: Iterable[Job]) -> None:
+    """Mark the jobs' uploaded code as used now, so that its retention time starts again.
 
-    Raises InvalidTransition if the job file requires uploaded code that has been deleted.
+    Raises InvalidTransition if a job file requires uploaded code that has been deleted.
     """
-    if (job.spec.get("code") or {}).get("selector") != "codeFile":
-        return
-    uploads = CodeUpload.objects.filter(pk=job.code_upload_id or 0)
-    if not uploads.update(last_used_at=timezone.now()):
+    by_upload = {
+        job.code_upload_id or 0: job
+        for job in jobs
+        if (job.spec.get("code") or {}).get("selector") == "codeFile"
+    }
+    for upload_id, job in by_upload.items():
+        if CodeUpload.objects.filter(pk=upload_id).update(last_used_at=timezone.now()):
+            continue
         raise InvalidTransition(
             _(
                 "The code uploaded for job %(name)s was deleted. Upload it again and submit the job with it.",
@@ -293,13 +334,13 @@ def retry_job(*, job: Job, by: User) -> Job:
                     ),
                     state=job.state,
                 )
-            _require_code(job)
+            _require_code([job])
             new_plan = plan_job(spec=load_spec(job), namespace=job.namespace)
             event = RequestedEvent(JobEventKind.RETRY, by.get_username())
             transition = decide_requeue(timezone.now())
             _save_transition(job, transition, event, **_build_plan_columns(new_plan))
     except IntegrityError as error:
-        raise _build_name_taken_error(job.owner, job.name) from error
+        raise build_name_taken_error(job.owner, JobNames(job.owner), job.name) from error
     return job
 
 
@@ -317,13 +358,13 @@ def clone_job(
             ),
             state=job.state,
         )
-    target = namespace or job.namespace
+    target, names = namespace or job.namespace, JobNames(by)
     spec = load_spec(job).model_copy(
-        update={"job_name": name or find_unused_name(by, job.name), "namespace": target.name}
+        update={"job_name": name or names.find_unused(job.name), "namespace": target.name}
     )
     # The warning about the name of the original does not apply to the copy.
     warnings = [row for row in job.warnings if row.get("path") != NAME_PATH]
-    warnings += [warning.serialize() for warning in build_name_warnings(by, spec.job_name)]
+    warnings += [warning.serialize() for warning in build_name_warnings(names, spec.job_name)]
     return create_job(
         by=by,
         spec=JobSpec.model_validate(spec.model_dump(by_alias=True)),
@@ -336,37 +377,22 @@ def clone_job(
 
 
 def find_unused_name(owner: User, name: str) -> str:
-    """Return `name`, or the name with the first of the suffixes -2, -3 … that no job of the owner has.
-
-    Names of ended jobs count as used: people find jobs, results and logs by name. Names of deleted jobs are free.
-    """
-    base = re.sub(r"-\d{1,4}\Z", "", name)[:240] or name
-    jobs = Job.objects.not_deleted().filter(owner=owner, name__startswith=base)
-    taken_names = set(jobs.values_list("name", flat=True).distinct())
-    if name not in taken_names:
-        return name
-    candidates = (f"{base}-{number}" for number in itertools.count(2))
-    return next(candidate for candidate in candidates if candidate not in taken_names)
+    """Return `name`, or the name with the first of the suffixes -2, -3 … that no job of the owner has."""
+    return JobNames(owner).find_unused(name)
 
 
-def build_name_warnings(owner: User, name: str) -> list[SpecWarning]:
+def build_name_warnings(names: JobNames, name: str) -> list[SpecWarning]:
     """Build the warning that a job of the owner has this name already, with the next free name."""
-    states = set(
-        Job.objects.not_deleted()
-        .filter(owner=owner, name=name)
-        .values_list("state", flat=True)
-        .distinct()
-    )
-    if not states:
+    if not names.is_used(name):
         return []
-    free = find_unused_name(owner, name)
+    free = names.find_unused(name)
     message = (
         msg(
             "submission.name-in-use",
             "a job of yours with this name has not ended, so a second one is refused; %(free)s is free.",
             free=free,
         )
-        if states & set(LIVE_STATE_VALUES)
+        if names.is_live(name)
         else msg(
             "submission.name-used-before",
             "an earlier job of yours has this name; %(free)s is free.",
@@ -547,8 +573,8 @@ def _record_event(job: Job, kind: JobEventKind, by: User, data: dict[str, Any]) 
     record_events([build_job_event(job, kind, data, Actor.PERSON, by.get_username())])
 
 
-def _build_name_taken_error(owner: User, name: str) -> NameTaken:
-    free = find_unused_name(owner, name)
+def build_name_taken_error(owner: User, names: JobNames, name: str) -> NameTaken:
+    free = names.find_unused(name)
     return NameTaken(
         _(
             "%(owner)s already has a job named %(name)s that has not ended. Choose another "

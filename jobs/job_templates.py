@@ -26,9 +26,10 @@ from jobs.jobfile.parameters import (
     check_parameters,
     fill_template,
 )
-from jobs.models import CodeUpload, Job, JobTemplate
+from jobs.models import Job, JobTemplate
 from jobs.offload import load_document, parse_text
-from jobs.submission import SubmissionRequest, parse_submission
+from jobs.store.submitter import Submitter
+from jobs.submission import JobFileSource, SubmissionRequest, parse_submission
 
 if TYPE_CHECKING:
     from django.contrib.auth.models import AnonymousUser
@@ -226,21 +227,21 @@ def delete_template(*, template: JobTemplate, by: User) -> None:
 def build_submission(
     *,
     template: JobTemplate,
-    by: User,
+    submitter: Submitter,
     values: Mapping[str, Any],
     name: str = "",
     namespace: str = "",
     secrets: Mapping[str, str] | None = None,
-    code: CodeUpload | None = None,
+    code_digest: str = "",
 ) -> SubmissionRequest:
     """Fill in the parameters and parse the resulting job file as a submission of the person."""
     document = fill_template(template.spec, parameters_from_json(template.parameters), values)
-    return parse_submission(
-        by=by,
+    source = JobFileSource(
         document=document,
-        secrets=secrets,
-        code=code,
+        secrets=secrets or {},
+        code_digest=code_digest,
         name=name,
         namespace=namespace,
         unique_name=not name,
     )
+    return parse_submission(submitter, source)

@@ -6,25 +6,32 @@ The API, templates and pages use this module. It changes rows only through `jobs
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
+from uuid import UUID
 
-from clusters.access import can_see, namespaces_submittable_by
+from clusters.access import namespaces_submittable_by
 from clusters.errors import IdentityRefused
-from clusters.models import Cluster, Namespace, ResourceSpec, load_capacity, unix_user_for
+from clusters.models import Cluster, Namespace, ResourceSpec, load_capacity
 from core.errors import ClusterNotReady
-from core.lookup import CompiledLookup
 from core.messages import _, join_messages, msg
-from jobs.actions import build_name_warnings, create_job, find_unused_name, plan_job
+from jobs.actions import (
+    NewJob,
+    PlannedJob,
+    build_name_warnings,
+    plan_new_job,
+    store_jobs,
+)
 from jobs.jobfile import Code, JobSpec, Problem, SpecError, SpecWarning
 from jobs.jobfile.errors import MAX_PROBLEMS, find_similar
 from jobs.jobfile.framework_images import read_version
 from jobs.jobfile.frameworks import normalize_framework
 from jobs.jobfile.importers import SiteCatalog
+from jobs.jobfile.limits import EMPTY_DOCUMENT, DocumentSize
 from jobs.jobfile.validation import replace_fields
 from jobs.models import CodeUpload, Job
 from jobs.offload import load_document, load_text
@@ -34,17 +41,40 @@ from jobs.script.paths import AttemptPaths
 from jobs.script.render import RenderError, render_files
 from jobs.script.runtime_limits import find_runtime_limits
 from jobs.start_estimate import estimate_start
+from jobs.store.access import jobs_visible_to
 from jobs.store.cluster_render_options import build_render_options
 from jobs.store.framework_images import load_framework_images
+from jobs.store.job_names import JobNames
+from jobs.store.submitter import Submitter
 
 if TYPE_CHECKING:
     from accounts.models import User
 
 _T = TypeVar("_T")
 DEFAULT_NAMESPACE = "default"
-_NAMESPACE_BY_NAME = CompiledLookup(Namespace, ("name",), related="cluster")
 # Job id in the paths of a previewed script. No job has it.
 PREVIEW_JOB_ID = "00000000-0000-0000-0000-000000000000"
+
+
+@dataclass(frozen=True, slots=True)
+class JobFileSource:
+    """A job file as sent, with the options of its submission. The file is `text`, or `document` if `text` is None.
+
+    `name`, `namespace` and `code` replace the job file's own values. With `unique_name` a number is appended to a name
+    that a job of the person has already; without it there is a warning.
+    """
+
+    text: bytes | str | None = None
+    document: Any = None
+    filename: str = ""
+    secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
+    image_logins: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    code: CodeUpload | None = None
+    code_digest: str = ""  # SHA-256 of an upload, instead of `code`
+    name: str = ""
+    namespace: str = ""
+    unique_name: bool = False
+    cloned_from: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,34 +88,32 @@ class SubmissionRequest:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)
     image_logins: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
     code: CodeUpload | None = None
+    cloned_from: UUID | None = None
+    size: DocumentSize = EMPTY_DOCUMENT
 
 
-def parse_submission(
-    *,
-    by: User,
-    text: bytes | str | None = None,
-    document: Any = None,
-    filename: str = "",
-    secrets: Mapping[str, str] | None = None,
-    image_logins: Mapping[str, Mapping[str, str]] | None = None,
-    code: CodeUpload | None = None,
-    name: str = "",
-    namespace: str = "",
-    unique_name: bool = False,
+def parse_submission(submitter: Submitter, source: JobFileSource) -> SubmissionRequest:
+    """Parse one job file. Raises SpecError with all problems found, NotFound if there is no such upload."""
+    submission = parse_job_file(submitter, source, build_site_catalog(submitter.user))
+    names = JobNames(submitter.user)
+    submission = choose_name(submission, names, unique_name=source.unique_name)
+    return drop_unknown_origins(submitter, [submission])[0]
+
+
+def parse_job_file(
+    submitter: Submitter, source: JobFileSource, site: SiteCatalog
 ) -> SubmissionRequest:
-    """Parse a job file from `text`, or from `document` if `text` is None.
-
-    `name`, `namespace` and `code` replace the job file's own values. With `unique_name` a number is appended to a name
-    that a job of the person has already; without it there is a warning. Raises SpecError with all problems found.
-    """
-    site = build_site_catalog(by)
+    """Parse a job file and check it against its namespace and cluster. The names of other jobs are not considered."""
+    code = source.code
+    if code is None and source.code_digest:
+        code = submitter.find_code(source.code_digest)
     loaded = (
-        load_document(document, site=site)
-        if text is None
-        else load_text(text, filename=filename, site=site)
+        load_document(source.document, site=site)
+        if source.text is None
+        else load_text(source.text, filename=source.filename, site=site)
     )
-    spec = _replace_values(loaded.spec, name=name, namespace=namespace, code=code)
-    target, warnings = _resolve_namespace(spec, by)
+    spec = _replace_values(loaded.spec, name=source.name, namespace=source.namespace, code=code)
+    target, warnings = _resolve_namespace(spec, submitter)
     if target.name != spec.namespace:
         spec = spec.model_copy(update={"namespace": target.name})
     spec, version_warnings = _apply_framework_version(spec, target.cluster)
@@ -98,14 +126,9 @@ def parse_submission(
             ),
             code="code_missing",
         )
-    if unique_name:
-        spec = spec.model_copy(update={"job_name": find_unused_name(by, spec.job_name)})
-    else:
-        warnings += build_name_warnings(by, spec.job_name)
     warnings += _build_code_warnings(spec, has_upload=code is not None)
-    values = {**loaded.secrets, **(secrets or {})}
-    logins = _select_logins(spec, {**loaded.image_logins, **(image_logins or {})})
-    runtime = build_render_options(target.cluster).runtime
+    logins = _select_logins(spec, {**loaded.image_logins, **source.image_logins})
+    runtime = submitter.planner.render_options(target.cluster).runtime
     if runtime == "none":
         warnings += _build_dropped_login_warnings(logins)
         logins = {}
@@ -116,10 +139,53 @@ def parse_submission(
         namespace=target,
         warnings=(*loaded.warnings, *warnings),
         dialect=loaded.dialect,
-        secrets=_validate_secrets(spec, values),
+        secrets=_validate_secrets(spec, {**loaded.secrets, **source.secrets}),
         image_logins=logins,
         code=code,
+        cloned_from=source.cloned_from,
+        size=loaded.size,
     )
+
+
+def choose_name(
+    submission: SubmissionRequest, names: JobNames, *, unique_name: bool
+) -> SubmissionRequest:
+    """Replace a used name by a free one, or warn about it."""
+    spec = submission.spec
+    if not unique_name:
+        warnings = build_name_warnings(names, spec.job_name)
+        return _add_warnings(submission, warnings) if warnings else submission
+    name = names.find_unused(spec.job_name)
+    if name == spec.job_name:
+        return submission
+    return replace(submission, spec=spec.model_copy(update={"job_name": name}))
+
+
+def _add_warnings(
+    submission: SubmissionRequest, warnings: Iterable[SpecWarning]
+) -> SubmissionRequest:
+    return replace(submission, warnings=(*submission.warnings, *warnings))
+
+
+def drop_unknown_origins(
+    submitter: Submitter, submissions: Sequence[SubmissionRequest]
+) -> list[SubmissionRequest]:
+    """Remove `cloned_from` with a warning where no such job is visible: it may have been deleted meanwhile."""
+    origins = {one.cloned_from for one in submissions if one.cloned_from is not None}
+    visible = set[UUID]()
+    if origins:
+        jobs = jobs_visible_to(submitter.user).filter(pk__in=origins)
+        visible = set(jobs.values_list("pk", flat=True))
+    message = msg(
+        "submission.clone-origin-unknown",
+        "is ignored: the job does not exist, or you may not see it.",
+    )
+    return [
+        one
+        if one.cloned_from is None or one.cloned_from in visible
+        else replace(_add_warnings(one, [SpecWarning("cloned_from", message)]), cloned_from=None)
+        for one in submissions
+    ]
 
 
 def build_site_catalog(by: User) -> SiteCatalog:
@@ -184,11 +250,11 @@ def _build_size_fields(row: ResourceSpec) -> dict[str, Any]:
     return size
 
 
-def _resolve_namespace(spec: JobSpec, by: User) -> tuple[Namespace, list[SpecWarning]]:
-    found = _NAMESPACE_BY_NAME.first(spec.namespace)
-    if found is not None and can_see(by, found):
+def _resolve_namespace(spec: JobSpec, submitter: Submitter) -> tuple[Namespace, list[SpecWarning]]:
+    found = submitter.find_namespace(spec.namespace)
+    if found is not None:
         return found, []
-    submittable = list(namespaces_submittable_by(by).select_related("cluster")[:50])
+    submittable = submitter.submittable_namespaces
     if spec.namespace == DEFAULT_NAMESPACE and len(submittable) == 1:
         only = submittable[0]
         return only, [
@@ -381,9 +447,9 @@ def _build_dropped_login_warnings(logins: Collection[str]) -> list[SpecWarning]:
     ]
 
 
-def submit(*, by: User, submission: SubmissionRequest, cloned_from: Any = None) -> Job:
-    return create_job(
-        by=by,
+def plan_submission(submitter: Submitter, submission: SubmissionRequest) -> PlannedJob:
+    """Check permission and plan. Raises NotAllowed, PlanError, ClusterNotReady, ClusterError."""
+    new_job = NewJob(
         spec=submission.spec,
         namespace=submission.namespace,
         secrets=submission.secrets,
@@ -391,8 +457,17 @@ def submit(*, by: User, submission: SubmissionRequest, cloned_from: Any = None) 
         warnings=[warning.serialize() for warning in submission.warnings],
         labels=submission.spec.labels,
         code_upload=submission.code,
-        cloned_from=cloned_from,
+        cloned_from=submission.cloned_from,
     )
+    return plan_new_job(submitter, new_job)
+
+
+def prepare_submission(
+    submitter: Submitter, submission: SubmissionRequest
+) -> Callable[[], list[Job]]:
+    """Plan a job, and return the function that stores it. Raises like `plan_submission`."""
+    planned = plan_submission(submitter, submission)
+    return lambda: store_jobs(by=submitter.user, planned_jobs=[planned])
 
 
 @dataclass(frozen=True, slots=True)
@@ -413,13 +488,13 @@ class Preview:
         return not self.problems
 
 
-def preview(*, by: User, submission: SubmissionRequest) -> Preview:
+def preview(submitter: Submitter, submission: SubmissionRequest) -> Preview:
     """Plan a submission, render its script and list what prevents an immediate start.
 
     Reads only the database, never the cluster.
     """
     try:
-        job_plan = plan_job(spec=submission.spec, namespace=submission.namespace)
+        job_plan = submitter.planner.plan(spec=submission.spec, namespace=submission.namespace)
     except PlanError as error:
         return Preview(submission, problems=error.problems)
     except ClusterNotReady as error:
@@ -430,7 +505,7 @@ def preview(*, by: User, submission: SubmissionRequest) -> Preview:
     script = ""
     try:
         script = _render_script(
-            submission, job_plan, unix_user_for(by, submission.namespace.cluster)
+            submission, job_plan, submitter.unix_user_on(submission.namespace.cluster)
         )
     except RenderError as error:
         problems.append(Problem("", error.message, "cannot_run"))

@@ -41,6 +41,9 @@ class ProblemErrorShape(TypedDict):
     suggestion: NotRequired[str]
     line: NotRequired[int | None]
     column: NotRequired[int | None]
+    index: NotRequired[
+        Annotated[int | None, Help("Of several job files: the position of this one, from 0.")]
+    ]
 
 
 class ProblemShape(TypedDict):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from django.conf import settings
+from rest_framework.exceptions import Throttled
 from rest_framework.permissions import SAFE_METHODS
 from rest_framework.request import Request
 from rest_framework.throttling import BaseThrottle
@@ -24,13 +25,28 @@ class UserRateThrottle(BaseThrottle):
     wait_s = 0.0
 
     def allow_request(self, request: Request, view: APIView) -> bool:
-        if request.method in SAFE_METHODS:
-            kind, per_minute = "read", settings.API_READS_PER_MINUTE
-        else:
-            kind, per_minute = "write", settings.API_WRITES_PER_MINUTE
-        chunk = max(1, per_minute // CHUNKS_PER_MINUTE)
-        self.wait_s = take(Rate(f"{kind}:{request.user.pk}", per_minute, chunk))
+        is_read = request.method in SAFE_METHODS
+        self.wait_s = take(_read_rate(request) if is_read else _write_rate(request))
         return self.wait_s == 0.0
 
     def wait(self) -> float:
         return self.wait_s
+
+
+def count_further_writes(request: Request, count: int) -> None:
+    """Count a request as this many writes in addition to the one that the throttle class counted. Raises Throttled."""
+    if count > 0 and (wait_s := take(_write_rate(request), count)) > 0:
+        raise Throttled(wait_s)
+
+
+def _read_rate(request: Request) -> Rate:
+    return _build_rate("read", request, settings.API_READS_PER_MINUTE)
+
+
+def _write_rate(request: Request) -> Rate:
+    return _build_rate("write", request, settings.API_WRITES_PER_MINUTE)
+
+
+def _build_rate(kind: str, request: Request, per_minute: int) -> Rate:
+    chunk = max(1, per_minute // CHUNKS_PER_MINUTE)
+    return Rate(f"{kind}:{request.user.pk}", per_minute, chunk)

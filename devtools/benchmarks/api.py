@@ -152,7 +152,7 @@ class BenchServer:
         shutil.rmtree(self.home, ignore_errors=True)
 
 
-def _build_environment(home: Path, database_url: str = "") -> dict[str, str]:
+def build_environment(home: Path, database_url: str = "") -> dict[str, str]:
     return {
         **os.environ,
         "SLUICE_HOME": str(home),
@@ -168,7 +168,7 @@ def _build_environment(home: Path, database_url: str = "") -> dict[str, str]:
 def _run_in_subprocess(home: Path, *argv: str, database_url: str = "") -> Any:
     result = subprocess.run(
         [sys.executable, "-m", "devtools.benchmarks.api", *argv],
-        env=_build_environment(home, database_url),
+        env=build_environment(home, database_url),
         cwd=PROJECT_DIR,
         stdout=subprocess.PIPE,
         check=True,
@@ -195,7 +195,7 @@ def launch(
     port = free_port()
     server = subprocess.Popen(
         [sys.executable, "manage.py", "serve", "--no-engine", "--port", str(port), *options],
-        env=_build_environment(home, database_url),
+        env=build_environment(home, database_url),
         cwd=PROJECT_DIR,
         stdout=subprocess.DEVNULL,
     )

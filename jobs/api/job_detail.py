@@ -1,9 +1,9 @@
-"""Builds the detailed response of one job, and responds to requests that create a job idempotently."""
+"""Builds the detailed response of one job, and responds to requests that create jobs idempotently."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -17,11 +17,18 @@ from rest_framework.request import Request
 from accounts.requests import authenticated_user
 from core.api.responses import json_response
 from core.api.shapes import serializer_of
-from jobs.actions import create_job_once, extend_watch
-from jobs.api.job_shape import API_PREFIX, JOB_DETAIL, JobContext, JobDetailShape
+from jobs.actions import create_once, extend_watch
+from jobs.api.job_shape import (
+    API_PREFIX,
+    JOB_DETAIL,
+    SUBMITTED_JOB,
+    JobContext,
+    JobDetailShape,
+)
 from jobs.models import LIVE_STATE_VALUES, Job
-from jobs.store.access import job_not_found
-from jobs.store.listing import find_job_row
+from jobs.store.access import JobAccess, job_not_found, load_job_access
+from jobs.store.job_rows import JobRow
+from jobs.store.listing import find_job_rows
 
 MAX_IDEMPOTENCY_KEY_LENGTH = 200
 IDEMPOTENCY_KEY_HEADER = OpenApiParameter(
@@ -39,15 +46,19 @@ REPLAYED_RESPONSE = {
 
 def serialize_job_detail(request: Request, id: uuid.UUID) -> dict[str, Any]:
     """Build the response. A client that reads a live job watches it (`jobs.actions.watch_job`)."""
-    columns = {*JOB_DETAIL.columns, "state", "watched_until"}
-    result = find_job_row(authenticated_user(request), id, columns=columns)
-    if result is None:
-        raise job_not_found(id)
-    row, access = result
+    user = authenticated_user(request)
+    row, body = _build_detail(load_job_access(user), id)
     if row.state in LIVE_STATE_VALUES:
         watched_until = datetime.fromisoformat(row.watched_until) if row.watched_until else None
         extend_watch(job_id=row.id, watched_until=watched_until)
-    return JOB_DETAIL.build(row, JobContext(access, timezone.now()))
+    return body
+
+
+def _build_detail(access: JobAccess, id: uuid.UUID) -> tuple[JobRow, dict[str, Any]]:
+    rows = find_job_rows(access, [id], columns={*JOB_DETAIL.columns, "state", "watched_until"})
+    if not rows:
+        raise job_not_found(id)
+    return rows[0], JOB_DETAIL.build(rows[0], JobContext(access, timezone.now()))
 
 
 def read_idempotency_key(request: Request) -> str:
@@ -58,19 +69,54 @@ def read_idempotency_key(request: Request) -> str:
 
 
 def respond_idempotently(
-    request: Request, *, fingerprint: str, create: Callable[[], Job], status: int = 201
+    request: Request,
+    *,
+    fingerprint: Callable[[], str],
+    prepare: Callable[[], Callable[[], Sequence[Job]]],
+    access: JobAccess | None = None,
+    status: int = 201,
 ) -> HttpResponse:
-    """Create a job and respond with it, or with the job that the same Idempotency-Key created before."""
-    job, replayed = create_job_once(
+    """Create a job and respond with it, or with the job that the same Idempotency-Key created before.
+
+    `prepare` does what needs no transaction, and returns the function that creates the job.
+    """
+    (id,), replayed = _create_once(request, fingerprint, prepare)
+    _row, body = _build_detail(access or load_job_access(authenticated_user(request)), id)
+    response = _build_response(body, status, replayed=replayed)
+    response["Location"] = f"{API_PREFIX}/jobs/{id}"
+    return response
+
+
+def respond_with_jobs_idempotently(
+    request: Request,
+    *,
+    fingerprint: Callable[[], str],
+    prepare: Callable[[], Callable[[], Sequence[Job]]],
+    access: JobAccess,
+) -> HttpResponse:
+    """Do the same with several jobs, whose response is a list in the order in which they were created."""
+    ids, replayed = _create_once(request, fingerprint, prepare)
+    context = JobContext(access, timezone.now())
+    rows = find_job_rows(access, ids, columns=SUBMITTED_JOB.columns)
+    items = [SUBMITTED_JOB.build(row, context) for row in rows]
+    return _build_response({"items": items}, 201, replayed=replayed)
+
+
+def _create_once(
+    request: Request,
+    fingerprint: Callable[[], str],
+    prepare: Callable[[], Callable[[], Sequence[Job]]],
+) -> tuple[list[uuid.UUID], bool]:
+    return create_once(
         by=authenticated_user(request),
         key=read_idempotency_key(request),
         fingerprint=fingerprint,
-        create=create,
+        prepare=prepare,
     )
-    response = json_response(
-        serialize_job_detail(request, job.pk), status=200 if replayed else status
-    )
-    response["Location"] = f"{API_PREFIX}/jobs/{job.pk}"
+
+
+def _build_response(body: dict[str, Any], status: int, *, replayed: bool) -> HttpResponse:
+    response = json_response(body, status=200 if replayed else status)
     if replayed:
         response["Idempotent-Replayed"] = "true"
     return response

@@ -47,6 +47,7 @@ class JobContext:
     now: datetime
     _actions: dict[tuple[int, int, bool], frozenset[JobAction]] = field(default_factory=dict)
     _permissions: dict[tuple[Any, ...], JobPermissionsShape] = field(default_factory=dict)
+    _plans: dict[str, Plan] = field(default_factory=dict)
 
     def actions(self, row: JobRow) -> frozenset[JobAction]:
         """Return the actions that the person may take on the job, regardless of the job's state."""
@@ -60,6 +61,12 @@ class JobContext:
                 accepts_jobs=accepts_jobs,
             )
         return actions
+
+    def plan(self, row: JobRow) -> Plan:
+        """Return the job's plan, of which several fields are made."""
+        if (job_plan := self._plans.get(row.id)) is None:
+            job_plan = self._plans[row.id] = Plan.from_json(row.plan)
+        return job_plan
 
     def permissions(self, row: JobRow) -> JobPermissionsShape:
         """Return the actions that the person may take in the job's state. Jobs share the returned object."""
@@ -224,11 +231,11 @@ def _serialize_warnings(row: JobRow, context: JobContext) -> list[dict[str, Any]
 
 
 def _serialize_plan(row: JobRow, context: JobContext) -> dict[str, Any]:
-    return serialize_plan(Plan.from_json(row.plan)) if row.plan else row.plan
+    return serialize_plan(context.plan(row)) if row.plan else row.plan
 
 
 def _format_plan_words(row: JobRow, context: JobContext) -> str:
-    return "; ".join(format_plan(Plan.from_json(row.plan))) if row.plan else ""
+    return "; ".join(format_plan(context.plan(row))) if row.plan else ""
 
 
 _PERMISSION_COLUMNS = (
@@ -338,8 +345,15 @@ class JobShape(TypedDict):
     links: Annotated[LinksShape, From(("id",), _build_links)]
 
 
-class JobDetailShape(JobShape):
+class SubmittedJobShape(JobShape):
     warnings: Annotated[list[WarningShape], From(("warnings",), _serialize_warnings)]
+
+
+class SubmittedJobsShape(TypedDict):
+    items: Annotated[list[SubmittedJobShape], Help("In the order of the job files.")]
+
+
+class JobDetailShape(SubmittedJobShape):
     plan: Annotated[
         dict[str, Any], From(("plan",), _serialize_plan), Help("What is requested from Slurm.")
     ]
@@ -354,6 +368,7 @@ class JobPageShape(TypedDict):
 
 JOB_FIELDS = tuple(JobShape.__annotations__)
 JOB: RowShape[JobRow, JobContext] = RowShape(JobShape)
+SUBMITTED_JOB: RowShape[JobRow, JobContext] = RowShape(SubmittedJobShape)
 JOB_DETAIL: RowShape[JobRow, JobContext] = RowShape(JobDetailShape)
 
 

@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
 import uuid
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, closing
 from typing import TYPE_CHECKING, Any, cast
 
 from django.http import HttpResponse
 from django.utils import timezone
 from django.utils.translation import gettext as _
-from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
+from drf_spectacular.utils import (
+    OpenApiParameter,
+    OpenApiResponse,
+    PolymorphicProxySerializer,
+    extend_schema,
+)
 from rest_framework import serializers
 from rest_framework.exceptions import ValidationError
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
 from accounts.requests import authenticated_user
-from clusters.access import can_submit, namespaces_visible_to
+from clusters.access import namespaces_visible_to
 from core import messages
 from core.api.fields import (
     BoundedDictField,
@@ -33,8 +38,8 @@ from core.api.pagination import compute_query_fingerprint, decode_cursor, encode
 from core.api.responses import json_response
 from core.api.schema import problem_responses
 from core.api.shapes import format_optional_timestamp, serializer_of
+from core.api.throttle import count_further_writes
 from core.errors import InvalidValue
-from core.messages import msg
 from core.translation import translate
 from jobs import actions
 from jobs.api import shapes, submission_parsers
@@ -49,22 +54,26 @@ from jobs.api.job_detail import (
     REPLAYED_RESPONSE,
     read_idempotency_key,
     respond_idempotently,
+    respond_with_jobs_idempotently,
     serialize_job_detail,
 )
 from jobs.api.job_shape import (
     JobContext,
     JobDetailShape,
     JobPageShape,
+    SubmittedJobsShape,
     WarningShape,
     select_job_shape,
 )
 from jobs.api.submission_parsers import (
+    BulkSubmission,
     JobFileParser,
     MultipartParser,
-    RawSubmission,
     get_raw_submission,
+    get_submission,
 )
-from jobs.jobfile import SpecWarning, dump
+from jobs.bulk_submission import prepare_submissions
+from jobs.jobfile import dump
 from jobs.jobfile.limits import MAX_ITEMS
 from jobs.jobfile.validation import replace_fields
 from jobs.models import Job
@@ -79,10 +88,19 @@ from jobs.presentation import (
 from jobs.request_limits import planning_slot
 from jobs.store.access import find_job, jobs_visible_to
 from jobs.store.listing import count_jobs, list_jobs_page
-from jobs.submission import Preview, preview, submit
+from jobs.store.submitter import Submitter
+from jobs.submission import Preview, parse_submission, prepare_submission, preview
 
 if TYPE_CHECKING:
     from accounts.models import User
+
+# In the rate limit of writes, this many job files of one request count as one write.
+JOB_FILES_PER_WRITE = 10
+_SUBMIT_RESPONSE = PolymorphicProxySerializer(
+    component_name="SubmittedJobOrJobs",
+    serializers=[serializer_of(JobDetailShape), serializer_of(SubmittedJobsShape)],
+    resource_type_field_name=None,
+)
 
 
 class JobListView(APIView):
@@ -116,52 +134,51 @@ class JobListView(APIView):
     @extend_schema(
         operation_id="jobs_create",
         tags=["jobs"],
-        summary="Submit a job: a job file in any known format, with or without code",
+        summary="Submit a job: a job file in any known format, with or without code; or up to 1,000 job files",
         parameters=[IDEMPOTENCY_KEY_HEADER],
         request=submission_parsers.SUBMIT_REQUEST_SCHEMAS,
         responses={
-            201: serializer_of(JobDetailShape),
-            **REPLAYED_RESPONSE,
+            201: _SUBMIT_RESPONSE,
+            200: OpenApiResponse(_SUBMIT_RESPONSE, description="What this key has created before."),
             **problem_responses(400, 403, 404, 409, 413, 415, 422),
         },
     )
     def post(self, request: Request) -> HttpResponse:
         read_idempotency_key(request)  # rejects an invalid key before the code is stored
-        user = authenticated_user(request)
-        with _open_submission(request) as raw_submission:
-            raw_submission.store_code(user)
-            return respond_idempotently(
-                request,
-                fingerprint=raw_submission.fingerprint(),
-                create=lambda: _submit_job(user, raw_submission),
-            )
+        submitter = Submitter(authenticated_user(request))
+        with _planning(request):
+            submission = get_submission(request)
+            if isinstance(submission, BulkSubmission):
+                return _submit_bulk(request, submitter, submission)
+            with closing(submission):
+                submission.store_code(submitter.user)
+                return respond_idempotently(
+                    request,
+                    fingerprint=submission.fingerprint,
+                    prepare=lambda: prepare_submission(
+                        submitter, parse_submission(submitter, submission.to_source())
+                    ),
+                    access=submitter.access,
+                )
 
 
-@contextmanager
-def _open_submission(request: Request) -> Iterator[RawSubmission]:
-    """Receive the request's body. The `with` block occupies a planning slot of the person."""
+def _planning(request: Request) -> AbstractContextManager[None]:
+    """Occupy a planning slot of the person, and with code a slot for uploads."""
     with_upload = (request.content_type or "").startswith(MultipartParser.media_type)
-    with planning_slot(authenticated_user(request), with_upload=with_upload):
-        raw_submission = get_raw_submission(request)
-        try:
-            yield raw_submission
-        finally:
-            raw_submission.discard()
+    return planning_slot(authenticated_user(request), with_upload=with_upload)
 
 
-def _submit_job(user: User, raw_submission: RawSubmission) -> Job:
-    submission = raw_submission.to_submission(user)
-    cloned_from = raw_submission.options.get("cloned_from")
-    if cloned_from and not jobs_visible_to(user).filter(pk=cloned_from).exists():
-        # The original job may have been deleted while the person edited the clone's job file.
-        message = msg(
-            "submission.clone-origin-unknown",
-            "is ignored: the job does not exist, or you may not see it.",
-        )
-        warning = SpecWarning("cloned_from", message)
-        submission = replace(submission, warnings=(*submission.warnings, warning))
-        cloned_from = None
-    return submit(by=user, submission=submission, cloned_from=cloned_from)
+def _submit_bulk(
+    request: Request, submitter: Submitter, submission: BulkSubmission
+) -> HttpResponse:
+    # The throttle has counted the first write.
+    count_further_writes(request, math.ceil(len(submission.sources) / JOB_FILES_PER_WRITE) - 1)
+    return respond_with_jobs_idempotently(
+        request,
+        fingerprint=submission.fingerprint,
+        prepare=lambda: prepare_submissions(submitter, submission.sources),
+        access=submitter.access,
+    )
 
 
 class JobPlanView(APIView):
@@ -174,19 +191,19 @@ class JobPlanView(APIView):
         operation_id="jobs_plan",
         tags=["jobs"],
         summary="Plan a job file without submitting it: plan as text, script, warnings, problems",
-        request=submission_parsers.SUBMIT_REQUEST_SCHEMAS,
+        request=submission_parsers.PLAN_REQUEST_SCHEMAS,
         responses={
             200: serializer_of(shapes.PreviewShape),
             **problem_responses(400, 404, 413, 415, 422),
         },
     )
     def post(self, request: Request) -> HttpResponse:
-        user = authenticated_user(request)
-        with _open_submission(request) as raw_submission:
-            job_preview = preview(by=user, submission=raw_submission.to_submission(user))
-        return json_response(
-            _serialize_preview(job_preview, can_submit(user, job_preview.submission.namespace))
-        )
+        submitter = Submitter(authenticated_user(request))
+        with _planning(request), closing(get_raw_submission(request)) as raw_submission:
+            submission = parse_submission(submitter, raw_submission.to_source())
+            job_preview = preview(submitter, submission)
+        may_submit = submitter.can_submit(submission.namespace)
+        return json_response(_serialize_preview(job_preview, may_submit))
 
 
 def _serialize_preview(job_preview: Preview, may_submit: bool) -> shapes.PreviewShape:
@@ -351,8 +368,8 @@ class JobRetryView(APIView):
         with planning_slot(user):
             return respond_idempotently(
                 request,
-                fingerprint=compute_fingerprint("retry", id),
-                create=lambda: actions.retry_job(job=job, by=user),
+                fingerprint=lambda: compute_fingerprint("retry", id),
+                prepare=lambda: lambda: [actions.retry_job(job=job, by=user)],
                 status=200,
             )
 
@@ -398,8 +415,10 @@ class JobCloneView(APIView):
                 replace_fields(actions.load_spec(job), {"jobName": name})  # raises SpecError
             return respond_idempotently(
                 request,
-                fingerprint=compute_fingerprint("clone", id, values),
-                create=lambda: actions.clone_job(job=job, by=user, name=name, namespace=namespace),
+                fingerprint=lambda: compute_fingerprint("clone", id, values),
+                prepare=lambda: (
+                    lambda: [actions.clone_job(job=job, by=user, name=name, namespace=namespace)]
+                ),
             )
 
 

@@ -1,14 +1,15 @@
 """Parsers of job file submissions: a JSON or YAML body, a JSON envelope, or multipart with code.
 
 An envelope is `{"job": …, "secrets": {…}, "code": "<sha256>", "name": …, "namespace": …, "cloned_from": …}`;
-`job` is the job file as an object or as text. A body without the key `job` is the job file itself.
+`job` is the job file as an object or as text. `{"jobs": […], "namespace": …, "code": …, "unique_name": …}` contains many
+job files, each as an object, as text or in an envelope. A body with neither key is the job file itself.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any, cast
 
@@ -28,11 +29,13 @@ from core.api.fields import (
     StrictSerializer,
 )
 from core.api.parsers import JSON_TYPES, YAML_TYPES, BodyTooLarge, parse_json, read_body
+from core.cancellation import checked
+from jobs.bulk_submission import MAX_JOB_FILES, MAX_REFUSED_FILES
 from jobs.jobfile.limits import MAX_ITEMS
 from jobs.jobfile.rules import MAX_ROLES
 from jobs.models import CodeUpload
-from jobs.store.uploads import IncomingUpload, find_upload
-from jobs.submission import SubmissionRequest, parse_submission
+from jobs.store.uploads import IncomingUpload
+from jobs.submission import JobFileSource
 
 if TYPE_CHECKING:
     from accounts.models import User
@@ -74,6 +77,14 @@ class SubmitOptionsSerializer(StrictSerializer):
     )
 
 
+class BulkOptionsSerializer(StrictSerializer):
+    """The options of a request with many job files. An option in the envelope of one job file replaces them."""
+
+    code = serializers.RegexField(SHA256_PATTERN, required=False)
+    namespace = StrictCharField(max_length=255, required=False)
+    unique_name = StrictBooleanField(required=False)
+
+
 class ImageLoginSerializer(StrictSerializer):
     username = StrictCharField(max_length=500)
     password = StrictCharField(max_length=100_000, trim_whitespace=False)
@@ -109,7 +120,7 @@ class RawSubmission:
     code_digest: str = ""
     code: CodeUpload | None = None
 
-    def discard(self) -> None:
+    def close(self) -> None:
         """Delete received code that was not stored."""
         if self.incoming is not None:
             self.incoming.discard()
@@ -117,15 +128,10 @@ class RawSubmission:
 
     def fingerprint(self) -> str:
         """Return a digest that is equal for requests with equal content."""
-        digest = hashlib.sha256()
         text = self.text.encode() if isinstance(self.text, str) else self.text or b""
-        for part in (
-            text,
-            json.dumps([self.document, self.options], sort_keys=True, default=str).encode(),
-            self.code_digest.encode(),
-        ):
-            digest.update(len(part).to_bytes(8, "big") + part)
-        return digest.hexdigest()
+        return _compute_digest(
+            text, _to_json([self.document, self.options]), self.code_digest.encode()
+        )
 
     def store_code(self, by: User) -> None:
         """Store the received code. Do not call it in a transaction: a rollback would not delete the file."""
@@ -133,37 +139,64 @@ class RawSubmission:
             self.code = self.incoming.store(by=by, filename=self.code_name)
             self.incoming = None
 
-    def to_submission(self, by: User) -> SubmissionRequest:
-        """Parse the job file and build the submission.
-
-        Received code that `store_code` has not stored is validated and then deleted.
-        """
+    def to_source(self) -> JobFileSource:
+        """Return the job file with its options. Received code that `store_code` has not stored is checked and deleted."""
         code = self.code
         if self.incoming is not None:
             code = self.incoming.validate()
             self.incoming = None
-        elif code is None and self.options.get("code"):
-            code = find_upload(sha256=self.options["code"], by=by)
-        return parse_submission(
-            by=by,
+        return JobFileSource(
             text=self.text,
             document=self.document,
             filename=self.filename,
-            secrets=self.options.get("secrets"),
-            image_logins=self.options.get("image_logins"),
+            secrets=self.options.get("secrets", {}),
+            image_logins=self.options.get("image_logins", {}),
             code=code,
+            code_digest=self.options.get("code", ""),
             name=self.options.get("name", ""),
             namespace=self.options.get("namespace", ""),
             unique_name=self.options.get("unique_name", False),
+            cloned_from=self.options.get("cloned_from"),
         )
 
 
-def get_raw_submission(request: Request) -> RawSubmission:
+@dataclass(frozen=True, slots=True)
+class BulkSubmission:
+    """The body of a request with many job files, before they are parsed."""
+
+    sources: Sequence[JobFileSource]
+    body: Any
+
+    def fingerprint(self) -> str:
+        """Return a digest that is equal for requests with equal content."""
+        return _compute_digest(b"jobs", _to_json(self.body))
+
+
+def _to_json(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, default=str).encode()
+
+
+def _compute_digest(*parts: bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big") + part)
+    return digest.hexdigest()
+
+
+def get_submission(request: Request) -> RawSubmission | BulkSubmission:
     """Return the request's body as parsed by one of this module's parsers. Raises ParseError if it is empty."""
     data: Any = request.data
-    if not isinstance(data, RawSubmission):
+    if not isinstance(data, RawSubmission | BulkSubmission):
         # DRF calls no parser for an empty body.
         raise ParseError(_("The body is empty. Send a job file."))
+    return data
+
+
+def get_raw_submission(request: Request) -> RawSubmission:
+    """Do the same where a body has one job file. Raises ParseError if it has a list of them."""
+    data = get_submission(request)
+    if isinstance(data, BulkSubmission):
+        raise ParseError(_("Send one job file; only POST /jobs takes a list."))
     return data
 
 
@@ -178,7 +211,7 @@ class JobFileParser(BaseParser):
         stream: IO[Any],
         media_type: str | None = None,
         parser_context: Mapping[str, Any] | None = None,
-    ) -> RawSubmission:
+    ) -> RawSubmission | BulkSubmission:
         body = read_body(stream, parser_context)
         type_name = (media_type or "").partition(";")[0].strip().lower()
         if type_name in YAML_TYPES:
@@ -186,8 +219,8 @@ class JobFileParser(BaseParser):
         return _parse_json_submission(body)
 
 
-def _parse_json_submission(body: bytes) -> RawSubmission:
-    """Parse a JSON body: an envelope if it has the key `job`, else a job file."""
+def _parse_json_submission(body: bytes) -> RawSubmission | BulkSubmission:
+    """Parse a JSON body: an envelope if it has the key `job`, many job files with `jobs`, else one job file."""
     try:
         value = parse_json(body)
     except ParseError:
@@ -195,14 +228,56 @@ def _parse_json_submission(body: bytes) -> RawSubmission:
         # job file parser reports a syntax error with its line.
         return RawSubmission(text=body, filename="job.json")
     if isinstance(value, dict) and "job" in value:
-        envelope = SubmitEnvelopeSerializer(data=value)
-        envelope.is_valid(raise_exception=True)
-        options = dict(envelope.validated_data)
-        job = options.pop("job")
-        if isinstance(job, str):
-            return RawSubmission(text=job, options=options)
-        return RawSubmission(document=job, options=options)
+        return _parse_envelope(value)
+    if isinstance(value, dict) and "jobs" in value:
+        return _parse_bulk(value)
     return RawSubmission(text=body, filename="job.json")
+
+
+def _parse_envelope(value: Mapping[str, Any]) -> RawSubmission:
+    envelope = SubmitEnvelopeSerializer(data=value)
+    envelope.is_valid(raise_exception=True)
+    options = dict(envelope.validated_data)
+    job = options.pop("job")
+    if isinstance(job, str):
+        return RawSubmission(text=job, options=options)
+    return RawSubmission(document=job, options=options)
+
+
+def _parse_bulk(value: dict[str, Any]) -> BulkSubmission:
+    entries = value["jobs"]
+    if not isinstance(entries, list) or not 1 <= len(entries) <= MAX_JOB_FILES:
+        raise ValidationError(
+            {"jobs": [_("must be a list of 1 to %(limit)s job files.") % {"limit": MAX_JOB_FILES}]}
+        )
+    shared = BulkOptionsSerializer(data={key: value[key] for key in value if key != "jobs"})
+    shared.is_valid(raise_exception=True)
+    sources: list[JobFileSource] = []
+    errors: dict[Any, Any] = {}
+    for index, entry in enumerate(checked(entries)):
+        try:
+            sources.append(_parse_entry(entry, shared.validated_data))
+        except ValidationError as error:
+            errors[index] = error.detail
+            if len(errors) >= MAX_REFUSED_FILES:
+                break
+    if errors:
+        raise ValidationError({"jobs": errors})
+    return BulkSubmission(sources, value)
+
+
+def _parse_entry(entry: Any, shared: Mapping[str, Any]) -> JobFileSource:
+    """Parse an entry of `jobs`: an envelope, or a job file as an object or as text."""
+    if isinstance(entry, dict) and "job" in entry:
+        raw_submission = _parse_envelope(entry)
+        raw_submission.options = {**shared, **raw_submission.options}
+    elif isinstance(entry, str):
+        raw_submission = RawSubmission(text=entry, options=shared)
+    elif isinstance(entry, dict):
+        raw_submission = RawSubmission(document=entry, options=shared)
+    else:
+        raise ValidationError(_("must be an object or text."))
+    return raw_submission.to_source()
 
 
 class _MultipartUploadHandler(FileUploadHandler):
@@ -304,7 +379,7 @@ _JOB_FILE_SCHEMA = {
     "description": "A job file; its own schema is at /api/v1/job-file-schema.",
     "minProperties": 1,
 }
-_ENVELOPE_SCHEMA = {
+_ENVELOPE_SCHEMA: dict[str, Any] = {
     "type": "object",
     "description": "A job file with its options.",
     "properties": {
@@ -355,8 +430,35 @@ _MULTIPART_SCHEMA = {
     },
     "required": ["manifest"],
 }
-SUBMIT_REQUEST_SCHEMAS = {
+_BULK_SCHEMA = {
+    "type": "object",
+    "description": "Many job files; all are submitted or none.",
+    "properties": {
+        "jobs": {
+            "type": "array",
+            "minItems": 1,
+            "maxItems": MAX_JOB_FILES,
+            "items": {
+                "anyOf": [
+                    _JOB_FILE_SCHEMA,
+                    _ENVELOPE_SCHEMA,
+                    {"type": "string", "description": "The text of a job file."},
+                ]
+            },
+        },
+        "code": _ENVELOPE_SCHEMA["properties"]["code"],
+        "namespace": _ENVELOPE_SCHEMA["properties"]["namespace"],
+        "unique_name": _ENVELOPE_SCHEMA["properties"]["unique_name"],
+    },
+    "required": ["jobs"],
+    "additionalProperties": False,
+}
+PLAN_REQUEST_SCHEMAS = {
     "application/json": {"anyOf": [_JOB_FILE_SCHEMA, _ENVELOPE_SCHEMA]},
     "application/yaml": {"type": "string"},
     "multipart/form-data": _MULTIPART_SCHEMA,
+}
+SUBMIT_REQUEST_SCHEMAS = {
+    **PLAN_REQUEST_SCHEMAS,
+    "application/json": {"anyOf": [_JOB_FILE_SCHEMA, _ENVELOPE_SCHEMA, _BULK_SCHEMA]},
 }

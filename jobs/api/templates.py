@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from django.db.models import Q, QuerySet
@@ -42,8 +42,8 @@ from jobs.models import Job, JobTemplate
 from jobs.request_limits import planning_slot
 from jobs.store.access import find_job
 from jobs.store.listing import DEFAULT_PAGE_SIZE
-from jobs.store.uploads import find_upload
-from jobs.submission import submit
+from jobs.store.submitter import Submitter
+from jobs.submission import prepare_submission
 
 MAX_TEMPLATES_PER_PAGE = 200
 VISIBILITIES = [value.value for value in JobTemplate.Visibility]
@@ -333,22 +333,27 @@ class TemplateSubmitView(APIView):
         template = job_templates.find_template(id=id, by=user)
         values = parse_body(request, TemplateSubmitSerializer)
 
-        def create() -> Job:
-            code = find_upload(sha256=values["code"], by=user) if "code" in values else None
+        submitter = Submitter(user)
+
+        def prepare() -> Callable[[], Sequence[Job]]:
             submission = job_templates.build_submission(
                 template=template,
-                by=user,
+                submitter=submitter,
                 values=values.get("parameters", {}),
                 name=values.get("name", ""),
                 namespace=values.get("namespace", ""),
                 secrets=values.get("secrets"),
-                code=code,
+                code_digest=values.get("code", ""),
             )
-            return submit(by=user, submission=submission)
+            return prepare_submission(submitter, submission)
 
-        fingerprint = compute_fingerprint("template", id, values)
         with planning_slot(user):
-            return respond_idempotently(request, fingerprint=fingerprint, create=create)
+            return respond_idempotently(
+                request,
+                fingerprint=lambda: compute_fingerprint("template", id, values),
+                prepare=prepare,
+                access=submitter.access,
+            )
 
 
 class TemplateBatchDeleteView(APIView):

@@ -139,7 +139,7 @@ class UploadListView(APIView):
                     by=user, filename=filename or raw_submission.code_name
                 )
             finally:
-                raw_submission.discard()
+                raw_submission.close()
         return json_response(_serialize_upload_of(user, upload), status=201)
 
 

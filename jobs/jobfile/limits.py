@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from core.cancellation import checkpoint
 from core.messages import Message, _
@@ -23,6 +23,9 @@ MAX_STRING_CHARS = 256 * 1024  # one text
 MAX_KEY_CHARS = 1024
 MAX_TOTAL_CHARS = 1024 * 1024  # all texts and keys, also those that aliases and placeholders repeat
 MAX_NUMBER_DIGITS = 300
+# Of all job files of one request. Its body is limited, but YAML aliases and placeholders repeat values.
+MAX_VALUES_PER_REQUEST = 10 * MAX_VALUES
+MAX_CHARS_PER_REQUEST = 10 * MAX_TOTAL_CHARS
 MAX_YAML_DIRECTIVES = 100  # libyaml 0.2 compares each %TAG with all others
 
 # Lists of a job file that may have fewer entries than others.
@@ -38,11 +41,19 @@ _MAX_NUMBER = 10**MAX_NUMBER_DIGITS
 _VALUES_PER_CHECKPOINT = 1000
 
 
+class DocumentSize(NamedTuple):
+    values: int
+    chars: int  # of all texts and keys
+
+
+EMPTY_DOCUMENT = DocumentSize(0, 0)
+
+
 def check_document(
     document: Any,
     positions: Mapping[Loc, Position] | None = None,
     source_of: Callable[[Loc], Loc] = lambda loc: loc,
-) -> None:
+) -> DocumentSize:
     """Check the size of a document against all limits. Raises SpecError with the first value that exceeds one.
 
     `positions` and `source_of` give the place of a value in the original file.
@@ -71,6 +82,7 @@ def check_document(
         path = format_path(source_loc) if problem.path else ""
         position = nearest_position(positions or {}, source_loc)
         raise SpecError([replace(problem, path=path).with_position(position)]) from None
+    return DocumentSize(values, chars)
 
 
 def _check_value(loc: Loc, value: Any) -> int:

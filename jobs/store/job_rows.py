@@ -114,12 +114,16 @@ def fetch_job_rows(
         ]
 
 
-def fetch_job_row(job_id: uuid.UUID, *, columns: Collection[str]) -> JobRow | None:
-    """Fetch the row of one job. None if it does not exist or is deleted."""
-    keys = f"SELECT id FROM {quoted_table(Job)} WHERE id = %s AND deleted_at IS NULL"  # noqa: S608
-    param = Job._meta.pk.get_db_prep_value(job_id, connection)
-    rows = fetch_job_rows(keys, [param], columns=columns)
-    return rows[0] if rows else None
+def fetch_job_rows_by_id(job_ids: Sequence[uuid.UUID], *, columns: Collection[str]) -> list[JobRow]:
+    """Fetch the rows of these jobs, in any order. Jobs that do not exist or are deleted have none."""
+    if not job_ids:
+        return []
+    keys = (
+        f"SELECT id FROM {quoted_table(Job)} "  # noqa: S608
+        f"WHERE id IN ({', '.join(['%s'] * len(job_ids))}) AND deleted_at IS NULL"
+    )
+    prepare = Job._meta.pk.get_db_prep_value
+    return fetch_job_rows(keys, [prepare(id, connection) for id in job_ids], columns=columns)
 
 
 @lru_cache(maxsize=16)

@@ -27,8 +27,8 @@ from jobs.store.access import JobAccess, load_job_access, match_any_branch, visi
 from jobs.store.job_rows import (
     LIST_COLUMNS,
     JobRow,
-    fetch_job_row,
     fetch_job_rows,
+    fetch_job_rows_by_id,
     quoted_table,
 )
 
@@ -134,12 +134,22 @@ def find_job_row(
     user: Person, job_id: uuid.UUID, *, columns: Collection[str] = LIST_COLUMNS
 ) -> tuple[JobRow, JobAccess] | None:
     """Load one job's row and the person's access. None if the person may not see the job."""
-    row = fetch_job_row(job_id, columns={*columns, "owner_id", "namespace_id"})
-    if row is None:
-        return None
     access = load_job_access(user)
-    visible = access.sees(owner_id=row.owner_id, namespace_id=row.namespace_id)
-    return (row, access) if visible else None
+    rows = find_job_rows(access, [job_id], columns=columns)
+    return (rows[0], access) if rows else None
+
+
+def find_job_rows(
+    access: JobAccess, job_ids: Sequence[uuid.UUID], *, columns: Collection[str]
+) -> list[JobRow]:
+    """Load the rows of the jobs that the person may see, in the order of the ids."""
+    rows = fetch_job_rows_by_id(job_ids, columns={*columns, "id", "owner_id", "namespace_id"})
+    by_id = {
+        row.id: row
+        for row in rows
+        if access.sees(owner_id=row.owner_id, namespace_id=row.namespace_id)
+    }
+    return [by_id[str(id)] for id in job_ids if str(id) in by_id]
 
 
 # Condition on a job: column → required value. An empty branch matches every job.

@@ -36,17 +36,21 @@ def _build_cipher() -> Fernet:
 # Logins are stored beside the variables, under this prefix and the image's name. The prefix contains spaces, so
 # such a key cannot be the name of a variable.
 _LOGIN_PREFIX = "login for "
+SECRETS_PER_INSERT = 100
 
 
 def store_secrets(
-    job: Job, values: Mapping[str, str], image_logins: Mapping[str, Mapping[str, str]] | None = None
+    jobs: Iterable[tuple[Job, Mapping[str, str], Mapping[str, Mapping[str, str]]]],
 ) -> None:
-    """Store the values of secret variables and the registry logins by image name, in place of those stored before."""
-    payload: dict[str, Any] = dict(values)
-    payload |= {_LOGIN_PREFIX + image: dict(login) for image, login in (image_logins or {}).items()}
-    if payload:
-        data = _build_cipher().encrypt(json.dumps(payload).encode())
-        JobSecret.objects.update_or_create(job=job, defaults={"data": data})
+    """Store the secrets of new jobs: the values of secret variables, and the registry logins by image name."""
+    rows = []
+    for job, values, image_logins in jobs:
+        payload: dict[str, Any] = dict(values)
+        payload |= {_LOGIN_PREFIX + image: dict(login) for image, login in image_logins.items()}
+        if payload:
+            data = _build_cipher().encrypt(json.dumps(payload).encode())
+            rows.append(JobSecret(job=job, data=data))
+    JobSecret.objects.bulk_create(rows, batch_size=SECRETS_PER_INSERT)
 
 
 def load_secret_values(job: Job) -> dict[str, str]:

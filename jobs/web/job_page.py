@@ -205,16 +205,16 @@ def _release_job(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
 
 def _run_idempotently(
     job: Job, user: User, request: HttpRequest, verb: str, action: Callable[[], Job]
-) -> Job:
-    """Run an action once per rendered form, even if the browser sends the form again."""
+) -> uuid.UUID:
+    """Run an action once per rendered form, even if the browser sends the form again. Returns the id of its job."""
     key = request.POST.get("key", "")[:64]
-    result, _replayed = actions.create_job_once(
+    (job_id,), _replayed = actions.create_once(
         by=user,
         key=f"page-{key}" if key else "",
-        fingerprint=compute_fingerprint(verb, job.pk),
-        create=action,
+        fingerprint=lambda: compute_fingerprint(verb, job.pk),
+        prepare=lambda: lambda: [action()],
     )
-    return result
+    return job_id
 
 
 def _retry_job(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
@@ -223,10 +223,10 @@ def _retry_job(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
 
 
 def _clone_job(job: Job, user: User, request: HttpRequest) -> tuple[str, str]:
-    clone = _run_idempotently(
+    clone_id = _run_idempotently(
         job, user, request, "clone", lambda: actions.clone_job(job=job, by=user)
     )
-    clone_url = reverse("job", args=[clone.pk])
+    clone_url = reverse("job", args=[clone_id])
     return _("The job was cloned and submitted. This is the clone."), clone_url
 
 

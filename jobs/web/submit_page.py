@@ -42,8 +42,14 @@ from jobs.offload import load_text, parse_text
 from jobs.presentation import format_plan, format_problem, serialize_problem, serialize_warning
 from jobs.request_limits import planning_slot
 from jobs.store.framework_images import load_framework_images
-from jobs.store.uploads import find_upload
-from jobs.submission import Preview, build_site_catalog, parse_submission, preview
+from jobs.store.submitter import Submitter
+from jobs.submission import (
+    JobFileSource,
+    Preview,
+    build_site_catalog,
+    parse_submission,
+    preview,
+)
 from jobs.web.job_page import find_job_or_404
 from jobs.web.layout import get_current_namespace
 
@@ -368,14 +374,15 @@ def check_job_file(user: User, body: Mapping[str, Any]) -> dict[str, Any]:
     # A file in another dialect has other paths than the problems, so it has no line numbers for them.
     positions = loaded.positions if loaded.dialect == "sluice" else {}
     code = body.get("code")
+    submitter = Submitter(user)
+    source = JobFileSource(
+        document=document,
+        secrets={**loaded.secrets, **_build_secret_placeholders(body.get("secrets"))},
+        image_logins=loaded.image_logins,
+        code_digest=code if isinstance(code, str) else "",
+    )
     try:
-        submission = parse_submission(
-            by=user,
-            document=document,
-            secrets={**loaded.secrets, **_build_secret_placeholders(body.get("secrets"))},
-            image_logins=loaded.image_logins,
-            code=find_upload(sha256=code, by=user) if code and isinstance(code, str) else None,
-        )
+        submission = parse_submission(submitter, source)
     except SpecError as error:
         return result | {"problems": _build_problem_rows(error.problems, positions)}
     except ActionRefused as error:
@@ -390,9 +397,9 @@ def check_job_file(user: User, body: Mapping[str, Any]) -> dict[str, Any]:
         for warning in submission.warnings
         if ((row := serialize_warning(warning))["path"], row["message"]) not in shown
     ]
-    job_preview = preview(by=user, submission=submission)
+    job_preview = preview(submitter, submission)
     result["problems"] = _build_problem_rows(job_preview.problems, positions)
-    if not can_submit(user, submission.namespace):
+    if not submitter.can_submit(submission.namespace):
         result["problems"].append(
             {
                 "path": "namespace",

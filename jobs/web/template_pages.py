@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, cast
 
@@ -30,7 +30,7 @@ from core.api.idempotency import compute_fingerprint
 from core.errors import ActionRefused, TooManyRequests, VersionConflict
 from core.translation import translate
 from jobs import job_templates
-from jobs.actions import create_job_once
+from jobs.actions import create_once
 from jobs.api.templates import filter_by_search_words
 from jobs.form_description import describe_form
 from jobs.jobfile import Problem, SpecError, dump_document, to_document
@@ -47,7 +47,8 @@ from jobs.offload import load_document, parse_text
 from jobs.plan import PlanError
 from jobs.presentation import format_problem, serialize_problem
 from jobs.request_limits import planning_slot
-from jobs.submission import submit
+from jobs.store.submitter import Submitter
+from jobs.submission import prepare_submission
 from jobs.web.job_list import parse_ids
 from jobs.web.job_page import find_job_or_404
 from jobs.web.submit_page import (
@@ -474,25 +475,24 @@ def _submit_or_open_submit_page(
         document |= {"namespace": namespace} if namespace else {}
         return render_submit(request, document, origin=template.name)
 
-    def create() -> Job:
-        return submit(
-            by=user,
-            submission=job_templates.build_submission(
-                template=template, by=user, values=values, name=name, namespace=namespace
-            ),
+    def prepare() -> Callable[[], Sequence[Job]]:
+        submitter = Submitter(user)
+        submission = job_templates.build_submission(
+            template=template, submitter=submitter, values=values, name=name, namespace=namespace
         )
+        return prepare_submission(submitter, submission)
 
     key = f"page-{request.POST.get('key', '')[:64]}"
-    job, _replayed = create_job_once(
+    (job_id,), _replayed = create_once(
         by=user,
         key=key,
-        fingerprint=compute_fingerprint(
+        fingerprint=lambda: compute_fingerprint(
             "template", template.pk, template.version, values, name, namespace
         ),
-        create=create,
+        prepare=prepare,
     )
     messages.success(request, _("Job submitted."))
-    return HttpResponseRedirect(reverse("job", args=[job.pk]))
+    return HttpResponseRedirect(reverse("job", args=[job_id]))
 
 
 def _build_parameter_fields(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Protocol, Self, runtime_checkable
@@ -39,6 +40,7 @@ class HasId(Protocol):
     def id(self) -> str: ...
 
 
+MAX_JOB_FILES = 1000  # of one request
 JobFile = Mapping[str, Any] | str | os.PathLike[str] | HasSpec
 JobLike = str | HasId
 Code = str | os.PathLike[str]
@@ -144,6 +146,51 @@ class Client:
         return Job.from_json(
             self.session.json("POST", "jobs", json=body, headers=idempotency_headers(key))
         )
+
+    def submit_many(
+        self,
+        jobs: Sequence[JobFile],
+        *,
+        code: Code | None = None,
+        namespace: str = "",
+        secrets: Mapping[str, str] | None = None,
+        unique_name: bool = False,
+        key: str = "",
+        progress: Progress | None = None,
+    ) -> Sequence[Job]:
+        """Submit job files with one request for each 1,000: all files of a request become jobs, or none.
+
+        Returns the jobs in the order of the files. If a file is refused, the error's `errors` have the `index` of
+        their file, and its `submitted` has the jobs of earlier requests. `code` and the options apply to every file.
+        """
+        shared = {"namespace": namespace} if namespace else {}
+        options: dict[str, Any] = {**shared, **({"unique_name": True} if unique_name else {})}
+        if code is not None:
+            options["code"] = self.upload(code, progress=progress)
+        key = key or str(uuid.uuid4())
+        created: list[Job] = []
+        for start in range(0, len(jobs), MAX_JOB_FILES):
+            chunk = jobs[start : start + MAX_JOB_FILES]
+            body = {"jobs": [self._build_entry(job, secrets, progress) for job in chunk], **options}
+            headers = idempotency_headers(f"{key}-{start}" if start else key)
+            try:
+                answer = self.session.json("POST", "jobs", json=body, headers=headers)
+            except SluiceError as error:
+                error.errors = tuple(
+                    row if row.index is None else replace(row, index=row.index + start)
+                    for row in error.errors
+                )
+                error.submitted = created
+                raise
+            created += [Job.from_json(row) for row in answer["items"]]
+        return created
+
+    def _build_entry(
+        self, job: JobFile, secrets: Mapping[str, str] | None, progress: Progress | None
+    ) -> Any:
+        """Return a job file as an entry of a list: alone, or with its own code and secrets."""
+        body = self._build_submission(job, None, "", "", secrets, progress)
+        return body["job"] if len(body) == 1 else body
 
     def plan(
         self,

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from sluice.values import Job
 
 
 def add_suggestion(message: str, suggestion: str) -> str:
@@ -17,22 +22,31 @@ def add_suggestion(message: str, suggestion: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """One invalid value: its path, the message, and possibly a suggestion."""
+    """One invalid value: its path, the message, and possibly a suggestion.
+
+    `index` is the position of the job file among those that were submitted together, `file` its name.
+    """
 
     path: str
     message: str
     code: str = ""
     suggestion: str = ""
     line: int | None = None
+    index: int | None = None
+    file: str = ""
 
     def __str__(self) -> str:
-        place = f"line {self.line}: " if self.line else ""
+        place = f"{self.file}: " if self.file else ""
+        place += f"line {self.line}: " if self.line else ""
         name = f"{self.path}: " if self.path else ""
         return place + name + add_suggestion(self.message, self.suggestion)
 
 
 class SluiceError(Exception):
-    """Base class of the client's errors. `status` is the HTTP status of an error response of Sluice or of a proxy."""
+    """Base class of the client's errors. `status` is the HTTP status of an error response of Sluice or of a proxy.
+
+    `submitted` are the jobs that `Client.submit_many` had submitted with earlier requests.
+    """
 
     def __init__(
         self,
@@ -47,6 +61,7 @@ class SluiceError(Exception):
         self.code = code
         self.status = status
         self.errors = errors
+        self.submitted: Sequence[Job] = ()
 
 
 class Invalid(SluiceError):

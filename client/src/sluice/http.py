@@ -262,6 +262,7 @@ def parse_field_error(row: Mapping[str, Any]) -> FieldError:
         code=str(row.get("code") or ""),
         suggestion=str(row.get("suggestion") or ""),
         line=row.get("line"),
+        index=row.get("index"),
     )
 
 

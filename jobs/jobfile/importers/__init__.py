@@ -27,7 +27,7 @@ from jobs.jobfile.importers.ffdl import import_ffdl
 from jobs.jobfile.importers.native import find_suspicious_values, import_native
 from jobs.jobfile.importers.octopus import import_octopus
 from jobs.jobfile.importers.openpai_v2 import import_openpai_v2
-from jobs.jobfile.limits import check_document
+from jobs.jobfile.limits import EMPTY_DOCUMENT, DocumentSize, check_document
 from jobs.jobfile.model import JobSpec
 from jobs.jobfile.parse import ParsedFile, parse_text
 from jobs.jobfile.validation import Positions, validate_document
@@ -56,6 +56,7 @@ class LoadResult:
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False)  # variable → value
     # Image → login of its registry.
     image_logins: Mapping[str, Mapping[str, str]] = field(default_factory=dict, repr=False)
+    size: DocumentSize = EMPTY_DOCUMENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +175,7 @@ def load_document(document: Any, *, site: SiteCatalog | None = None) -> LoadResu
 def _load(parsed: ParsedFile, site: SiteCatalog) -> LoadResult:
     dialect = detect_dialect(parsed.document)
     draft = dialect.import_document(parsed.document, site)
-    check_document(draft.document, parsed.positions, draft.source_of)
+    size = check_document(draft.document, parsed.positions, draft.source_of)
     spec = _validate_draft(draft, parsed.positions, dialect.name)
     return LoadResult(
         spec=spec,
@@ -184,6 +185,7 @@ def _load(parsed: ParsedFile, site: SiteCatalog) -> LoadResult:
         positions=parsed.positions,
         secrets=draft.secrets,
         image_logins=draft.image_logins,
+        size=size,
     )
 
 

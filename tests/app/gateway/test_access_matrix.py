@@ -213,7 +213,7 @@ def test_batch_respects_permissions(access_data: AccessData) -> None:
 @pytest.fixture(autouse=True)
 def unlimited_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     """The matrix sends more requests than one person may send in a minute."""
-    monkeypatch.setattr(RateLimiter, "take", lambda _self, _rate: 0.0)
+    monkeypatch.setattr(RateLimiter, "take", lambda _self, _rate, _count=1: 0.0)
 
 
 def test_anonymous_client_gets_no_session_cookie(client: Client, db: None) -> None:

@@ -56,4 +56,5 @@ def test_shell_examples_of_api_docs_run(live_server: Any, settings: Any, tmp_pat
     )
     assert result.returncode == 0, f"{result.stdout[-2000:]}\n{result.stderr[-2000:]}"
     names = set(Job.objects.filter(deleted_at=None).values_list("name", flat=True))
-    assert names == {"with-secret", "with-code", "hello-again", "echo"}
+    sweep = {"sweep-1", "sweep-2", "sweep-3"}
+    assert names == {"with-secret", "with-code", "hello-again", "echo", *sweep}

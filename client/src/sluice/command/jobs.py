@@ -14,6 +14,7 @@ from sluice.archive import bind_file_name
 from sluice.client import Client, JobFile
 from sluice.command import output
 from sluice.command.attach import attach_and_exit
+from sluice.command.job_files import Document, add_file_names, read_documents, split_arguments
 from sluice.command.options import (
     AllOption,
     CodeArgument,
@@ -23,6 +24,7 @@ from sluice.command.options import (
     JobArguments,
     JsonOption,
     ManifestArgument,
+    ManifestArguments,
     NameOption,
     NamespaceOption,
     RoleOption,
@@ -42,9 +44,7 @@ MAX_TASK_AGE_S = 3
 def register(app: typer.Typer) -> None:
     """Add these commands, in the order in which the help lists them."""
     app.command("train", help=t("Submit a manifest with its code and follow the job."))(train)
-    app.command("submit", help=t("Submit a job file; --follow follows the job until it ends."))(
-        submit
-    )
+    app.command("submit", help=t("Submit job files; --follow follows a job until it ends."))(submit)
     app.command("plan", help=t("Show the plan of a job file without submitting it."))(plan)
     app.command("list", help=t("Jobs that you may see, newest first."))(list_jobs)
     app.command("show", help=t("One job: its state, the reason, its tasks."))(show)
@@ -85,7 +85,7 @@ def print_warnings(warnings: tuple[str, ...]) -> None:
 
 def submit_job_file(
     client: Client,
-    manifest: Path,
+    job_file: JobFile,
     code: Path | None,
     name: str,
     namespace: str,
@@ -94,7 +94,7 @@ def submit_job_file(
 ) -> Job:
     with output.progress_bar(t("Uploading the code")) as update:
         job = client.submit(
-            read_job_file(manifest),
+            job_file,
             code=code,
             name=name,
             namespace=namespace,
@@ -122,15 +122,15 @@ def train(
     json: JsonOption = False,
 ) -> None:
     with Client() as client:
-        job = submit_job_file(client, manifest, code, name, namespace, secret, unique_name)
+        job_file = read_job_file(manifest)
+        job = submit_job_file(client, job_file, code, name, namespace, secret, unique_name)
         print_and_follow(
             client, job, follow=not detach, role=role, index=index, all_tasks=all_tasks
         )
 
 
 def submit(
-    manifest: ManifestArgument,
-    code: CodeArgument = None,
+    manifests: ManifestArguments,
     name: NameOption = "",
     unique_name: UniqueNameOption = False,
     namespace: NamespaceOption = "",
@@ -141,9 +141,62 @@ def submit(
     all_tasks: AllOption = False,
     json: JsonOption = False,
 ) -> None:
+    files, code = split_arguments(manifests)
+    documents = read_documents(files)
     with Client() as client:
-        job = submit_job_file(client, manifest, code, name, namespace, secret, unique_name)
-        print_and_follow(client, job, follow=follow, role=role, index=index, all_tasks=all_tasks)
+        if len(documents) == 1:
+            job = submit_job_file(
+                client, documents[0].text, code, name, namespace, secret, unique_name
+            )
+            print_and_follow(
+                client, job, follow=follow, role=role, index=index, all_tasks=all_tasks
+            )
+            return
+        if name or follow:
+            raise Invalid(
+                t(
+                    "--name and --follow are for one job file, but there are {count}.",
+                    count=len(documents),
+                ),
+                code="several_files",
+            )
+        submit_documents(client, documents, code, namespace, secret, unique_name)
+
+
+def submit_documents(
+    client: Client,
+    documents: Sequence[Document],
+    code: Path | None,
+    namespace: str,
+    secret: list[str] | None,
+    unique_name: bool,
+) -> None:
+    """Submit several job files and print one line per job; or every refusal with its file."""
+    try:
+        with output.progress_bar(t("Uploading the code")) as update:
+            jobs = client.submit_many(
+                [document.text for document in documents],
+                code=code,
+                namespace=namespace,
+                secrets=parse_secrets(secret),
+                unique_name=unique_name,
+                progress=bind_file_name(update, ""),
+            )
+    except SluiceError as error:
+        if error.submitted:
+            print_jobs(error.submitted)
+        add_file_names(error, documents)
+        raise
+    print_jobs(jobs)
+
+
+def print_jobs(jobs: Sequence[Job]) -> None:
+    if output.mode.json:
+        output.print_json({"items": [job.raw for job in jobs]})
+        return
+    for job in jobs:
+        print_warnings(tuple(f"{job.name}: {warning}" for warning in job.warnings))
+        output.print_text(strip_control(f"{job.id}  {job.name}"))
 
 
 def print_and_follow(

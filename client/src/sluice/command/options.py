@@ -47,6 +47,16 @@ ManifestArgument = Annotated[
         help=t("The job file: JSON or YAML, in any supported format; - reads it from stdin."),
     ),
 ]
+ManifestArguments = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="MANIFEST... [ZIP|DIR]",
+        help=t(
+            "Job files, in any supported format; - reads from stdin. A file may contain several YAML documents. "
+            "Last, the code: a directory, or a zip, tar or tar.gz."
+        ),
+    ),
+]
 CodeArgument = Annotated[
     Path | None,
     typer.Argument(metavar="[ZIP|DIR]", help=t("The code: a directory, or a zip, tar or tar.gz.")),

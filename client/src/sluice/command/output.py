@@ -91,14 +91,22 @@ def print_result(value: Any, show: Callable[[], None]) -> None:
 def print_error(error: SluiceError) -> int:
     """Print the error and return the exit code."""
     if mode.json:
-        errors = [{"path": e.path, "message": e.message, "code": e.code} for e in error.errors]
+        errors = [
+            {"path": e.path, "message": e.message, "code": e.code}
+            | ({"file": e.file} if e.file else {})
+            for e in error.errors
+        ]
         print_json({"error": {"code": error.code, "message": error.message, "errors": errors}})
     else:
         if len(error.errors) > 1:
             # The message has only the first of the errors.
             print_message(t("{count} problems:", count=len(error.errors)), "red")
-            for field in error.errors[:20]:
+            # Of several job files, every refusal is listed.
+            shown = error.errors if any(e.file for e in error.errors) else error.errors[:20]
+            for field in shown:
                 print_message(f"  {field}")
+        elif error.errors and error.errors[0].file:
+            print_message(str(error.errors[0]), "red")
         else:
             print_message(error.message, "red")
         if isinstance(error, Unauthorized) and "sluice login" not in error.message:
