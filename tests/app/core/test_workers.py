@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.contrib.auth.hashers import PBKDF2PasswordHasher
@@ -19,7 +20,7 @@ from core.cancellation import CancelScope, RequestCancelled
 from core.errors import TooManyRequests
 from core.runtime import process_state
 from core.threads import RunPermits
-from core.workers import PasswordPool, WorkerPool, hash_in_worker
+from core.workers import PasswordPool, WorkerPool, hash_in_worker, run_in_worker
 from jobs import offload
 from jobs.jobfile import SpecError
 from jobs.store.archives import ArchiveLimits, ArchiveRefused, check_archive
@@ -100,10 +101,12 @@ def test_waiting_requests_are_limited_and_let_others_run(pool: WorkerPool) -> No
 @pytest.mark.parametrize("roles", [2, 100])
 def test_large_job_files_load_in_a_worker(monkeypatch: pytest.MonkeyPatch, roles: int) -> None:
     used = []
-    run_in_worker = offload.run_in_worker
-    monkeypatch.setattr(
-        offload, "run_in_worker", lambda *args: used.append(1) or run_in_worker(*args)
-    )
+
+    def count_and_run(*args: Any) -> Any:
+        used.append(1)
+        return run_in_worker(*args)
+
+    monkeypatch.setattr(offload, "run_in_worker", count_and_run)
     document = {
         "jobName": "x",
         "image": "busybox",
