@@ -3,7 +3,7 @@
 # 1. Finds the node's address and free ports, and reports "ready" on standard output, which srun forwards
 #    to the batch script.
 # 2. Waits for "go" on standard input. The batch script sends it after it has written the addresses of all
-#    tasks to the file peers.RESTART_COUNT.
+#    tasks to the file peers.RESTART_COUNT. A task that is alone in its job does not wait.
 # 3. Starts enter.sh in the role's container with the task's variables. The task's output goes to its log.
 # 4. Reports "ended" with the exit code.
 # Usage in a session of the task's SSH server (sshd.sh): task.sh ATTEMPT_DIR ROLE,… RESTART_COUNT TASK_DATA
@@ -11,6 +11,7 @@
 # roles.sh has the data of the job: settings, arrays, and the functions role_settings, role_variables and
 # role_commands. role_variables calls the functions `variable`, `template` and `family` of this file, and the function
 # secret_variables of secrets.sh, if there are secrets.
+# For a small job, starting processes is most of what this script costs: it starts none where bash can do the work.
 # shellcheck disable=SC2154,SC2329  # roles.sh sets variables and calls functions
 
 set -u
@@ -37,39 +38,46 @@ log=$attempt_dir/logs/$name.log
 state_file=$attempt_dir/tasks/$name.state
 node=${SLURMD_NODENAME:-$(hostname)}
 task_ports=() ip='' state=starting started='' ended='' exit_code='' signal='' reason=''
-task_pid='' probe='' reader='' kill_timer='' mount_pid='' mount_dir='' container='' root_lock='' stopping=0 interrupted=0
+task_pid='' reader='' request='' kill_timer='' mount_pid='' mount_dir='' container='' root_lock='' stopping=0 interrupted=0
+alone=0 # 1: no other task, and no SSH server that needs the files with the addresses
+((task_count > 1)) || [[ $ssh_mode != off ]] || alone=1
 task_dir=${task_dir-} # private directory on the node, mounted in the container at the same path
 
 # ---- Reports ----------------------------------------------------------------------------------
 
-now() { printf '%s' "${EPOCHREALTIME:-$(date +%s)}"; }
-
-write_state() {
-  {
-    printf 'role=%s\nindex=%s\nrestart_count=%s\nstate=%s\n' "$role_name" "$index" "$restart_count" "$state"
-    printf 'host=%s\nip=%s\nports=%s\ngpus=%s\n' "$node" "$ip" "$(format_ports)" "${CUDA_VISIBLE_DEVICES-}"
-    printf 'step=%s\npid=%s\nlog_offset=%s\n' "${SLURM_STEP_ID-}" "$task_pid" "$log_offset"
-    printf 'started=%s\nended=%s\nexit_code=%s\nsignal=%s\nreason=%s\n' "$started" "$ended" "$exit_code" "$signal" "$reason"
-  } >"$state_file.new" && mv -f "$state_file.new" "$state_file"
+# set_now: sets now to the time in seconds since the epoch; bash has fractions since 5.0.
+set_now() {
+  now=${EPOCHREALTIME-}
+  [[ -n $now ]] || printf -v now '%(%s)T' -1
 }
 
-# format_ports: prints the task's ports as label:port,port;label:port;
+# write_state: adds the task's state to its state file, of which the last complete block counts: a rename would be a process.
+write_state() {
+  local all_ports
+  format_ports
+  printf 'begin\nrole=%s\nindex=%s\nrestart_count=%s\nstate=%s\nhost=%s\nip=%s\nports=%s\ngpus=%s\nstep=%s\npid=%s\nlog_offset=%s\nstarted=%s\nended=%s\nexit_code=%s\nsignal=%s\nreason=%s\nend\n' \
+    "$role_name" "$index" "$restart_count" "$state" "$node" "$ip" "$all_ports" "${CUDA_VISIBLE_DEVICES-}" "${SLURM_STEP_ID-}" \
+    "$task_pid" "$log_offset" "$started" "$ended" "$exit_code" "$signal" "$reason" >>"$state_file"
+}
+
+# format_ports: sets all_ports to the task's ports as label:port,port;label:port;
 format_ports() {
   local i
-  for i in "${!task_ports[@]}"; do printf '%s:%s;' "${port_labels[i]}" "${task_ports[i]}"; done
+  all_ports=''
+  for i in "${!task_ports[@]}"; do all_ports+="${port_labels[i]}:${task_ports[i]};"; done
 }
 
 # finish_task EXIT_CODE REASON [ERROR]: writes the state file, reports to the batch script and exits. ERROR is the
 # message of the program that failed, one line.
 finish_task() {
-  exit_code=$1 reason=$2 state=ended ended=$(now)
+  set_now
+  exit_code=$1 reason=$2 state=ended ended=$now
   ((exit_code > 128 && exit_code < 193)) && signal=$((exit_code - 128))
   [[ -z $kill_timer ]] || kill -KILL "$kill_timer" 2>/dev/null
-  [[ -z $probe ]] || kill -KILL "$probe" 2>/dev/null
   [[ -z $reader ]] || kill -KILL "$reader" 2>/dev/null
   [[ $ssh_mode == off ]] || stop_sshd
   unmount_image
-  [[ -z $task_dir ]] || rm -rf "$task_dir"
+  [[ -z $task_dir ]] || rm -rf "$task_dir" ${mount_dir:+"$mount_dir"}
   write_state
   printf 'ended %s %s %s %s\n' "$role" "$index" "$exit_code" "$reason${3:+ $3}"
   exit "$exit_code"
@@ -78,35 +86,47 @@ finish_task() {
 # ---- Address and ports ------------------------------------------------------------------------
 
 # find_address: sets ip, the address by which other nodes reach this node. It is the address of the node's name;
-# if that is unknown or a loopback address, the address of Slurm's NodeAddr; else the node's first address.
+# if that is unknown or a loopback address, the address of Slurm's NodeAddr; else the node's first address. A task that is
+# alone in its job runs where srun does: the address from which srun has reached slurmd is that of NodeAddr.
 find_address() {
   local fields node_info
-  read -ra fields <<<"$(getent ahostsv4 "$node" 2>/dev/null)"
+  ((!alone)) || ip=${SLURM_LAUNCH_NODE_IPADDR-}
+  [[ -z $ip ]] || return 0
+  read -ra fields < <(getent ahostsv4 "$node" 2>/dev/null)
   ip=${fields[0]-}
   if [[ -z $ip || $ip == 127.* ]]; then
     node_info=$(scontrol show node -o "$node" 2>/dev/null)
-    [[ $node_info =~ NodeAddr=([^[:space:]]+) ]] && read -ra fields <<<"$(getent ahostsv4 "${BASH_REMATCH[1]}" 2>/dev/null)"
+    [[ $node_info =~ NodeAddr=([^[:space:]]+) ]] && read -ra fields < <(getent ahostsv4 "${BASH_REMATCH[1]}" 2>/dev/null)
     ip=${fields[0]-}
   fi
   if [[ -z $ip ]]; then
-    read -ra fields <<<"$(hostname -I 2>/dev/null)"
+    read -ra fields < <(hostname -I 2>/dev/null)
     ip=${fields[0]:-127.0.0.1}
   fi
 }
 
-declare -A port_taken
-# read_used_ports: sets port_taken[PORT]=1 for every TCP port in use on the node.
+# read_used_ports: sets used_ports to the TCP ports in use on the node, as /proc has them: hexadecimal, between spaces.
 read_used_ports() {
-  local local_address rest
-  while read -r _ local_address rest; do
-    [[ $local_address == *:* ]] && port_taken[$((16#${local_address##*:}))]=1
-  done < <(cat /proc/net/tcp /proc/net/tcp6 2>/dev/null)
+  local file lines all=() LC_ALL=C
+  for file in /proc/net/tcp /proc/net/tcp6; do
+    [[ -r $file ]] || continue
+    mapfile -t -s 1 lines <"$file"
+    lines=("${lines[@]#*:*:}") # NUMBER: ADDRESS:PORT …
+    all+=("${lines[@]%% *}")
+  done
+  used_ports=" ${all[*]} "
+}
+
+is_port_used() {
+  local hex
+  printf -v hex '%04X' "$1"
+  [[ $used_ports == *" $hex "* ]]
 }
 
 # pick_ports: sets task_ports. Each task of the job begins its search at another place of the port range, so
 # that two tasks on one node do not choose the same port.
 pick_ports() {
-  local i n port span=$((port_high - port_low + 1))
+  local i n port used_ports span=$((port_high - port_low + 1))
   local next=$(((SLURM_JOB_ID * 7919 + (first_task + index) * ports_per_task) % span)) tried=0 found
   read_used_ports
   for i in "${!port_labels[@]}"; do
@@ -114,7 +134,7 @@ pick_ports() {
     for ((n = 0; n < port_counts[i]; n++)); do
       if ((port_begins[i])); then
         port=$((port_begins[i] + n))
-        if [[ -n ${port_taken[$port]-} ]]; then
+        if is_port_used "$port"; then
           printf 'sluice: port %s is already in use on %s\n' "$port" "$node" >>"$log"
           finish_task "$exit_port_taken" port_taken
         fi
@@ -122,7 +142,7 @@ pick_ports() {
         while :; do
           port=$((port_low + next))
           ((next = (next + 1) % span, tried += 1))
-          [[ -n ${port_taken[$port]-} ]] || break
+          is_port_used "$port" || break
           ((tried < span)) || finish_task "$exit_port_taken" port_taken
         done
       fi
@@ -152,6 +172,17 @@ read_peers() {
     ((rows += 1))
   done <"$attempt_dir/peers.$restart_count"
   ((rows == task_count))
+}
+
+# publish_address: does for a task that is alone in its job what the batch script and read_peers do for several.
+publish_address() {
+  local i prefix names=''
+  peer_ip[$role_name/0]=$ip peer_count[$role_name]=1
+  for i in "${!task_ports[@]}"; do peer_ports[$role_name/0/${port_labels[i]}]=${task_ports[i]}; done
+  for prefix in ${host_names[$role_name]}; do names+=" $prefix-0"; done
+  [[ $runtime != pyxis ]] || names+=" $node"
+  # Appended, not replaced: a container of Pyxis has mounted this file.
+  printf '%s%s\n' "$ip" "$names" >>"$attempt_dir/hosts"
 }
 
 # assign NAME VALUE: adds the line NAME='VALUE' for enter.sh.
@@ -245,18 +276,17 @@ expand_slots() {
 # (slurmVariables) or srun starts its MPI processes. Without a container, the task would inherit them: they are unset.
 build_environment() {
   local exported pre_command command post_command framework_server starts_server keep=$((slurm_variables || srun_mpi))
-  for exported in $(compgen -e); do
-    case $exported in
-      USER | LOGNAME | TZ | SLURM_CONF | CUDA_VISIBLE_DEVICES | ROCR_VISIBLE_DEVICES | ZE_AFFINITY_MASK | GPU_DEVICE_ORDINAL | \
-        NVIDIA_VISIBLE_DEVICES) variable "$exported" "${!exported}" ;;
-      SLURM_* | SLURMD_*)
-        variable "SLUICE_$exported" "${!exported}"
-        if ((keep)); then variable "$exported" "${!exported}"; else environment+=("unset $exported"); fi
-        ;;
-      PMI_* | PMI2_* | PMIX_*)
-        if ((srun_mpi)); then variable "$exported" "${!exported}"; else environment+=("unset $exported"); fi
-        ;;
-    esac
+  for exported in USER LOGNAME TZ SLURM_CONF CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES ZE_AFFINITY_MASK GPU_DEVICE_ORDINAL \
+    NVIDIA_VISIBLE_DEVICES; do
+    [[ ! -v $exported ]] || variable "$exported" "${!exported}"
+  done
+  for exported in "${!SLURM_@}" "${!SLURMD_@}"; do
+    [[ $exported != SLURM_CONF ]] || continue
+    variable "SLUICE_$exported" "${!exported}"
+    if ((keep)); then variable "$exported" "${!exported}"; else environment+=("unset $exported"); fi
+  done
+  for exported in "${!PMI_@}" "${!PMI2_@}" "${!PMIX_@}"; do
+    if ((srun_mpi)); then variable "$exported" "${!exported}"; else environment+=("unset $exported"); fi
   done
   role_variables "$role"
   variable SLUICE_ATTEMPT "${attempt_dir##*/}"
@@ -297,6 +327,19 @@ wait_for_go() {
   done
 }
 
+# pause: waits 10 ms, or less if the batch script sends a request.
+pause() {
+  local part='' status=0
+  IFS= read -r -t 0.01 part || status=$?
+  request+=$part # a read that timed out may have returned part of the line
+  if ((status == 0)); then
+    [[ $request != stop ]] || stopping=1
+    request=''
+  elif ((status <= 128)); then # the end of the input
+    sleep 0.01
+  fi
+}
+
 # ---- The container ----------------------------------------------------------------------------
 
 # Slurm sends SIGTERM to every process of a step (proctrack/linuxproc), also to the squashfuse process that
@@ -311,11 +354,23 @@ little_endian() {
   for ((i = $1 + $2 - 1; i >= $1; i--)); do ((value = value * 256 + bytes[i])); done
 }
 
+# read_bytes FILE COUNT: sets the array `bytes` to at least the first COUNT bytes, as numbers. Fails if there is no NUL byte
+# among 200 of them, because `read` splits the file at NUL bytes.
+read_bytes() {
+  local piece i LC_ALL=C
+  bytes=()
+  while ((${#bytes[@]} < $2)); do
+    IFS= read -r -d '' -n 200 piece && ((${#piece} < 200)) || return
+    for ((i = 0; i < ${#piece}; i++)); do printf -v "bytes[${#bytes[@]}]" %d "'${piece:i:1}"; done
+    bytes+=(0)
+  done <"$1"
+}
+
 # find_squashfs FILE: sets `offset` to the start of the root file system in a SIF image; fails for other files and
 # for encrypted images. A SIF file has a header of 128 bytes and descriptors of 585 bytes.
 find_squashfs() {
   local bytes value start
-  read -ra bytes < <(od -An -v -tu1 -w128 -N128 -- "$1" 2>/dev/null)
+  read_bytes "$1" 128 2>/dev/null || return
   [[ ${bytes[*]:32:9} == '83 73 70 95 77 65 71 73 67' ]] || return # SIF_MAGIC
   little_endian 96 8
   start=$value
@@ -326,26 +381,46 @@ find_squashfs() {
     little_endian 17 8
     offset=$value
     return
-  done < <(od -An -v -tu1 -w585 -j"$start" -N$((value * 585)) -- "$1" 2>/dev/null)
+  done < <(exec od -An -v -tu1 -w585 -j"$start" -N$((value * 585)) -- "$1" 2>/dev/null)
   return 1
 }
+
+# find_program NAME…: sets program to the path of the first of these programs that exists.
+find_program() {
+  local name
+  for name; do
+    program=$name
+    [[ $name != */* ]] || return 0
+    ! hash -- "$name" 2>/dev/null || program=${BASH_CMDS[$name]}
+    [[ $program != /* ]] || return 0
+  done
+  return 1
+}
+
+has_setuid_starter='' # what needs_user_namespace found
 
 # needs_user_namespace: true if Apptainer is installed with setuid. It then cannot read a FUSE mount of the user,
 # unless it uses a user namespace.
 needs_user_namespace() {
-  local prefix starter
-  prefix=$(readlink -f -- "$(type -P "$runtime_program")")
-  prefix=${prefix%/*/*}
-  for starter in "$prefix"/{libexec,lib,lib64,lib/*-linux-gnu}/{apptainer,singularity}/bin/starter-suid; do
-    [[ -u $starter ]] && return
-  done
-  return 1
+  local program target starter
+  if [[ -z $has_setuid_starter ]]; then
+    find_program "$runtime_program"
+    if [[ -L $program ]]; then
+      target=${program%/*/*}/usr/bin/${program##*/} # as in a package unpacked with its bin beside usr
+      if [[ ! -L $target && $target -ef $program ]]; then program=$target; else program=$(readlink -f -- "$program"); fi
+    fi
+    has_setuid_starter=0
+    for starter in "${program%/*/*}"/{libexec,lib,lib64,lib/*-linux-gnu}/{apptainer,singularity}/bin/starter-suid; do
+      [[ ! -u $starter ]] || has_setuid_starter=1
+    done
+  fi
+  ((has_setuid_starter))
 }
 
 # unmount_stale_images: unmounts images whose squashfuse process was killed, with its job, on this node.
 unmount_stale_images() {
   local dir
-  for dir in "${TMPDIR:-/tmp}/sluice-image-$UID-"*; do
+  for dir in {/tmp,"${TMPDIR:-/tmp}"}/"sluice-image-$UID-"*; do
     [[ ! -e $dir && $dir != *'*' ]] || continue
     { fusermount3 -uz "$dir" || fusermount -uz "$dir"; } 2>/dev/null && rmdir "$dir" 2>/dev/null
   done
@@ -355,14 +430,12 @@ unmount_stale_images() {
 # Fails if the image cannot be mounted this way; Apptainer then mounts it.
 mount_image() {
   local program offset deadline=$((SECONDS + 20))
-  [[ -f $image_file ]] && program=$(type -P squashfuse_ll || type -P squashfuse) || return
-  find_squashfs "$image_file" || return
+  [[ -n $mount_dir ]] && find_program squashfuse_ll squashfuse && find_squashfs "$image_file" || return
   if needs_user_namespace; then
     unshare --user true 2>/dev/null || return
     argv+=(--userns)
   fi
   unmount_stale_images
-  mount_dir=$(mktemp -d "${TMPDIR:-/tmp}/sluice-image-$UID-XXXXXXXX") || return
   # A session of its own: signals to the task's process group do not reach it.
   (
     trap '' TERM
@@ -374,7 +447,7 @@ mount_image() {
       unmount_image
       return 1
     fi
-    sleep 0.01
+    pause
   done
   image_root=$mount_dir
 }
@@ -384,7 +457,6 @@ unmount_image() {
   [[ -n $mount_pid ]] || return 0
   kill -HUP "$mount_pid" 2>/dev/null
   wait "$mount_pid" 2>/dev/null
-  rmdir "$mount_dir" 2>/dev/null
   mount_pid=''
 }
 
@@ -477,27 +549,29 @@ close_root() {
 # Apptainer gives containers the node's /dev/shm and has no option for its size. So it runs in a mount namespace with a
 # tmpfs there. Mounting needs a user namespace in which the person is root; the container starts in a second one, in
 # which the person has the usual numbers and no privileges.
+# unshare and mount may fail, if the node does not allow user namespaces. The file in $4 exists if they have not: then
+# the container starts, with file descriptor 9 as its standard error.
 # shellcheck disable=SC2016  # the second shell expands the variables
-mount_shm='user=$1 group=$2 size=$3
-shift 3
+mount_shm='user=$1 group=$2 size=$3 marker=$4
+shift 4
 mount -t tmpfs -o "size=${size}m,mode=1777,nosuid,nodev" tmpfs /dev/shm &&
-  exec unshare --user --map-user="$user" --map-group="$group" -- "$@"'
+  exec unshare --user --map-user="$user" --map-group="$group" -- /bin/sh -c ": >\"\$0\" && exec \"\$@\" 2>&9 9>&-" "$marker" "$@"'
 
-# use_own_shm: changes argv so that the container gets a /dev/shm of its own. If the node does not allow that, the
-# container gets the node's, and the log says so.
+# use_own_shm: changes argv so that the container gets a /dev/shm of its own.
 use_own_shm() {
-  local shm_argv=(unshare --user --map-root-user --mount --propagation slave --
-    /bin/sh -c "$mount_shm" sh "$UID" "$(id -g)" "$shm_mib")
-  if ! "${shm_argv[@]}" true >/dev/null 2>&1; then
-    printf 'sluice: shmMB has no effect on %s, because it does not allow user namespaces: /dev/shm is the one of the node\n' "$node" >>"$log"
-    return
-  fi
   # setuid programs have no effect in a user namespace
-  [[ " ${argv[*]} " == *' --userns '* ]] || ! needs_user_namespace || argv+=(--userns)
-  argv=("${shm_argv[@]}" "${argv[@]}")
+  [[ " ${argv[*]} " == *' --userns '* ]] || ! needs_user_namespace || argv=("${argv[@]:0:3}" --userns "${argv[@]:3}")
+  argv=(unshare --user --map-root-user --mount --propagation slave --
+    /bin/sh -c "$mount_shm" sh "$UID" "${GROUPS[0]}" "$shm_mib" "$task_dir/own_shm" "${argv[@]}")
 }
 
-# make_task_dir: makes task_dir; removes those of tasks that were killed on this node. The name has the node, because nodes
+# exec_container WORD…: replaces this process by a command in the role's container.
+exec_container() {
+  [[ ${argv[0]-} != unshare ]] || exec "${argv[@]}" "$@" 9>&2 2>/dev/null
+  exec "${argv[@]}" "$@"
+}
+
+# make_task_dir: makes task_dir, and mount_dir for the image, if it is a file; removes those of tasks that were killed on this node. The name has the node, because nodes
 # may share TMPDIR, and the process id of task.sh. TMPDIR may be longer than a unix socket's path allows (107 bytes).
 make_task_dir() {
   local dir pid prefix=sluice-task.$UID.$node
@@ -506,20 +580,26 @@ make_task_dir() {
     # Another node's name may begin with this one's: only digits are a process id.
     [[ ! -d $dir || $pid == *[!0-9]* ]] || kill -0 "$pid" 2>/dev/null || rm -rf "$dir"
   done
-  task_dir=$(mktemp -d "/tmp/$prefix.$$.XXXXXX" 2>/dev/null || mktemp -d "${TMPDIR:-/tmp}/$prefix.$$.XXXXXX") || {
-    printf 'sluice: no directory can be made in /tmp on %s\n' "$node" >>"$log"
-    finish_task "$exit_start_failed" start_failed
-  }
+  for dir in /tmp "${TMPDIR:-/tmp}"; do
+    task_dir=$dir/$prefix.$$.$RANDOM mount_dir=''
+    [[ $runtime != apptainer && $runtime != singularity || ! -f $image_file ]] || mount_dir=$dir/sluice-image-$UID-$$.$RANDOM$RANDOM
+    ! mkdir -m 700 -- "$task_dir" ${mount_dir:+"$mount_dir"} 2>/dev/null || return 0
+  done
+  task_dir=''
+  printf 'sluice: no directory can be made in /tmp on %s\n' "$node" >>"$log"
+  finish_task "$exit_start_failed" start_failed
 }
 
 # mount_hosts: gives the container an /etc/hosts with the names of all tasks and the node's own entries, unless the job
 # mounts one. Pyxis has mounted the batch script's file already; without a container there is nothing to mount.
 mount_hosts() {
-  local i
+  local i lines node_lines
   [[ $runtime == pyxis || $runtime == none ]] && return
   mounts+=("$task_dir" "$task_dir" rw)
   for ((i = 1; i < ${#mounts[@]}; i += 3)); do [[ ${mounts[i]} != /etc/hosts ]] || return 0; done
-  cat "$attempt_dir/hosts" /etc/hosts >"$task_dir/hosts" 2>/dev/null
+  mapfile lines <"$attempt_dir/hosts"
+  mapfile node_lines </etc/hosts
+  printf '%s' "${lines[@]}" "${node_lines[@]}" >"$task_dir/hosts"
   mounts+=("$task_dir/hosts" /etc/hosts ro)
 }
 
@@ -533,7 +613,6 @@ container_argv() {
       # PMIx clients read shared files of slurmstepd's PMIx server.
       ((!srun_mpi)) || [[ ! -d ${PMIX_SERVER_TMPDIR-} ]] || argv+=(--bind "${PMIX_SERVER_TMPDIR%/}")
       mount_image
-      ((!shm_mib)) || use_own_shm
       [[ -z $gpu_option ]] || ((!role_gpus)) || argv+=("$gpu_option")
       ;;
     enroot)
@@ -584,27 +663,30 @@ on_stop() {
 }
 
 # on_term: handles SIGTERM of Slurm, which sends it to every process of the step (proctrack/linuxproc) or only to this
-# shell (proctrack/cgroup). The probe process tells which: if the signal has not ended it after two seconds, the
+# shell (proctrack/cgroup). The process of read_requests tells which: if the signal has not ended it after two seconds, the
 # task has not got it either.
 on_term() {
-  local tries=0 probe_ended=0
+  local tries=0 reader_ended=0
   interrupted=1
   ((stopping)) && return
   stopping=1
-  while [[ -n $task_pid ]] && ((!probe_ended && tries < 20)); do
+  while [[ -n $task_pid ]] && ((!reader_ended && tries < 20)); do
     sleep 0.1
-    kill -0 "$probe" 2>/dev/null || probe_ended=1
+    kill -0 "$reader" 2>/dev/null || reader_ended=1
     ((tries += 1))
   done
-  stop_task "$probe_ended"
+  stop_task "$reader_ended"
 }
 
-# read_requests PID: reads requests of the batch script from standard input; sends SIGUSR1 to PID for "stop".
+# read_requests PID: reads requests of the batch script from standard input; sends SIGUSR1 to PID for "stop". Ends only by
+# a signal: on_term needs that.
 read_requests() {
-  local request
-  while IFS= read -r request; do
-    [[ $request != stop ]] || kill -USR1 "$1"
+  local line
+  while IFS= read -r line; do
+    [[ $request$line != stop ]] || kill -USR1 "$1"
+    request=''
   done
+  exec sleep infinity
 }
 
 # choose_gpu_devices: sets the variables by which enroot's NVIDIA hook (98-nvidia) decides what it mounts: nothing
@@ -618,38 +700,63 @@ choose_gpu_devices() {
     export NVIDIA_DRIVER_CAPABILITIES=compute,utility
 }
 
-# run_task: runs the task in its container and waits for its end; sets exit_code.
-run_task() {
-  local argv=() input
-  ((role_gpus)) || export CUDA_VISIBLE_DEVICES=
-  [[ $ssh_mode == off ]] || write_ssh_config
-  mount_hosts
-  container_argv
-  choose_gpu_devices
-  build_environment
-  [[ $ssh_mode == off ]] || accept_sessions
-  ((stopping)) && finish_task "$exit_stopped" stopped
+# start_task: starts the task in its container; sets task_pid.
+start_task() {
+  local input text
+  if ((has_secrets)); then # bash writes a long here-string to disk
+    exec {input}< <(printf '%s\n' "${environment[@]}")
+  else
+    printf -v text '%s\n' "${environment[@]}"
+    exec {input}<<<"$text"
+  fi
   set -m # the task gets a process group, so that signals reach all its processes
-  sleep infinity >/dev/null 2>&1 &
-  probe=$! # before the task: on_term needs it
-  disown "$probe"
-  exec {input}< <(printf '%s\n' "${environment[@]}") # a pipe, so that values of secrets are not written to disk
-  "${argv[@]}" /bin/sh "$attempt_dir/enter.sh" "$work_dir" <&"$input" {input}<&- >>"$log" 2>&1 &
+  exec_container /bin/sh "$attempt_dir/enter.sh" "$work_dir" <&"$input" {input}<&- >>"$log" 2>&1 &
   task_pid=$!
-  exec {input}<&-
-  read_requests "$$" <&0 >/dev/null 2>&1 &
-  reader=$!
-  disown "$reader"
   set +m
+  exec {input}<&-
   ((!stopping)) || stop_task 0 # the signal came while the task was started
-  state=running started=$(now)
-  write_state
+}
+
+# wait_for_task: waits for the task's end; sets exit_code.
+wait_for_task() {
   while
     wait "$task_pid"
     exit_code=$?
     ((interrupted))
   do interrupted=0; done
   kill -KILL -- "-$task_pid" 2>/dev/null # child processes that the task did not end
+}
+
+# run_task: runs the task in its container and waits for its end; sets exit_code.
+run_task() {
+  local argv=() shared_shm_argv
+  ((role_gpus)) || export CUDA_VISIBLE_DEVICES=
+  [[ $ssh_mode == off ]] || write_ssh_config
+  mount_hosts
+  container_argv
+  shared_shm_argv=("${argv[@]}")
+  [[ $runtime != apptainer && $runtime != singularity ]] || ((!shm_mib)) || use_own_shm
+  choose_gpu_devices
+  build_environment
+  [[ $ssh_mode == off ]] || accept_sessions
+  ((stopping)) && finish_task "$exit_stopped" stopped
+  set -m # a process group, which the signals of stop_task do not reach
+  read_requests "$$" <&0 >/dev/null 2>&1 &
+  reader=$! # before the task: on_term needs it
+  disown "$reader"
+  set +m
+  start_task
+  set_now
+  state=running started=$now
+  write_state
+  wait_for_task
+  if [[ ${argv[0]-} == unshare && ! -e $task_dir/own_shm ]] && ((!stopping)); then # the container has not started
+    printf 'sluice: shmMB has no effect on %s, because it does not allow user namespaces: /dev/shm is the one of the node\n' "$node" >>"$log"
+    argv=("${shared_shm_argv[@]}")
+    [[ $ssh_mode == off ]] || accept_sessions
+    start_task
+    wait_for_task
+  fi
 }
 
 # hold_for_debugging: waits, so that a failed task of a job with isDebug keeps its node for inspection. Returns when
@@ -664,14 +771,16 @@ main() {
   [[ -z $session_data ]] || run_session
   trap on_term TERM
   trap on_stop USR1
-  log_offset=$(stat -c %s -- "$log" 2>/dev/null || printf 0)
+  log_offset=0
+  [[ ! -s $log ]] || log_offset=$(stat -c %s -- "$log")
   find_address
   pick_ports
   make_task_dir
   [[ $ssh_mode == off ]] || start_sshd
   write_state
-  printf 'ready %s %s %s %s %s %s\n' "$role" "$index" "${SLURM_STEP_ID-}" "$node" "$ip" "$(format_ports)"
-  wait_for_go
+  format_ports
+  printf 'ready %s %s %s %s %s %s\n' "$role" "$index" "${SLURM_STEP_ID-}" "$node" "$ip" "$all_ports"
+  if ((alone)); then publish_address; else wait_for_go; fi
   run_task
   if ((stopping)); then
     ((exit_code)) && finish_task "$exit_code" stopped

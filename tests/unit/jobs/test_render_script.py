@@ -90,7 +90,7 @@ def test_equal_roles_of_an_mpi_program_share_a_step() -> None:
     assert steps == "(1,0)"  # the chief has rank 0
     assert options == (
         "--exact --ntasks=4 --cpus-per-task=1 --mem-per-cpu=1000M --gres=none --mpi=pmix "
-        '--input="$pipes/go.1"'
+        '--input="/dev/fd/${go_pipe[1]}"'
     )
     assert "#SBATCH --ntasks=4\n" in render_job(job)["batch.sh"]
 
@@ -103,8 +103,8 @@ def test_unequal_roles_of_an_mpi_program_are_components_of_one_step() -> None:
     first, second = options.split(" : ")
     assert first.startswith("--het-group=0 --exact --ntasks=1 ")
     assert second.startswith("--het-group=1 --exact --ntasks=3 --cpus-per-task=2 ")
-    assert first.endswith('--input="$pipes/go.1"')
-    assert second.endswith('--input="$pipes/go.0"')
+    assert first.endswith('--input="/dev/fd/${go_pipe[1]}"')
+    assert second.endswith('--input="/dev/fd/${go_pipe[0]}"')
 
 
 def test_empty_mpi_setting_means_the_default_of_slurm() -> None:
