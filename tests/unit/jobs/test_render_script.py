@@ -213,3 +213,17 @@ def test_task_state_and_script_result_are_parsed_or_rejected() -> None:
             parse_task_state(broken)
         with pytest.raises(ValueError, match="not a"):
             parse_script_result(broken)
+
+
+def test_last_complete_block_of_a_state_file_counts() -> None:
+    """Scripts append a block for each state; a reader may see the last one in part."""
+    running = "begin\nrole=w\nindex=0\nstate=running\npid=7\nend\n"
+    ended = "begin\nrole=w\nindex=0\nstate=ended\nexit_code=3\nend"
+    assert parse_task_state(running).state == "running"
+    state = parse_task_state(running + ended)
+    assert (state.state, state.exit_code, state.pid) == ("ended", 3, None)
+    for cut in range(1, len(ended)):
+        assert parse_task_state(running + ended[:cut]).state == "running", ended[:cut]
+        with pytest.raises(ValueError, match="not a"):
+            parse_task_state(ended[:cut])
+    assert parse_task_state(f"{running}end\n").state == "running"
