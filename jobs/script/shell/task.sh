@@ -41,7 +41,7 @@ task_ports=() ip='' state=starting started='' ended='' exit_code='' signal='' re
 task_pid='' reader='' request='' kill_timer='' mount_pid='' mount_dir='' container='' root_lock='' stopping=0 interrupted=0
 alone=0 # 1: no other task, and no SSH server that needs the files with the addresses
 ((task_count > 1)) || [[ $ssh_mode != off ]] || alone=1
-task_dir=${task_dir-} # private directory on the node, mounted in the container at the same path
+task_dir=${task_dir-} # private directory on the node; with SSH, it is in the container at the same path
 
 # ---- Reports ----------------------------------------------------------------------------------
 
@@ -347,41 +347,47 @@ pause() {
 # ignored if it is ignored at start, but Apptainer's Go code resets it. So this script mounts the image itself
 # and gives Apptainer the directory.
 
-# little_endian START COUNT: sets `value` to the unsigned number at this place of the array `bytes`.
-little_endian() {
-  local i
-  value=0
-  for ((i = $1 + $2 - 1; i >= $1; i--)); do ((value = value * 256 + bytes[i])); done
+# read_head FILE: sets head to the first bytes of a SIF file, and nul to the character in it that stands for NUL bytes,
+# which bash cannot store. The area of the descriptors is almost empty: 12,000 NUL bytes are 12 descriptors or more.
+read_head() {
+  local pieces IFS='' LC_ALL=C
+  mapfile -t -d '' -n 2 pieces <"$1" && [[ ${#pieces[0]} == 31 && ${pieces[1]-} == SIF_MAGIC ]] || return
+  mapfile -t -d '' -n 12000 pieces <"$1"
+  head="${pieces[*]}"
+  for nul in $'\xff' $'\xfe' $'\xfd' $'\xfc' $'\xfb' $'\xfa' $'\xf9' $'\xf8' ''; do [[ $head == *"$nul"* ]] || break; done
+  IFS=$nul
+  head="${pieces[*]}"
+  [[ -n $nul ]]
 }
 
-# read_bytes FILE COUNT: sets the array `bytes` to at least the first COUNT bytes, as numbers. Fails if there is no NUL byte
-# among 200 of them, because `read` splits the file at NUL bytes.
-read_bytes() {
-  local piece i LC_ALL=C
-  bytes=()
-  while ((${#bytes[@]} < $2)); do
-    IFS= read -r -d '' -n 200 piece && ((${#piece} < 200)) || return
-    for ((i = 0; i < ${#piece}; i++)); do printf -v "bytes[${#bytes[@]}]" %d "'${piece:i:1}"; done
-    bytes+=(0)
-  done <"$1"
+# little_endian START COUNT: sets `value` to the unsigned number at this place of head.
+little_endian() {
+  local i byte character LC_ALL=C
+  value=0
+  for ((i = $1 + $2 - 1; i >= $1; i--)); do
+    character=${head:i:1} byte=0
+    [[ $character == "$nul" ]] || printf -v byte %d "'$character"
+    ((value = value * 256 + (byte & 255)))
+  done
 }
 
 # find_squashfs FILE: sets `offset` to the start of the root file system in a SIF image; fails for other files and
 # for encrypted images. A SIF file has a header of 128 bytes and descriptors of 585 bytes.
 find_squashfs() {
-  local bytes value start
-  read_bytes "$1" 128 2>/dev/null || return
-  [[ ${bytes[*]:32:9} == '83 73 70 95 77 65 71 73 67' ]] || return # SIF_MAGIC
+  local head nul value start count
+  read_head "$1" 2>/dev/null || return
   little_endian 96 8
   start=$value
   little_endian 88 8
-  while read -ra bytes; do
-    # A used descriptor of a partition (0x4004) with squashfs (1) as the primary system (2).
-    [[ ${bytes[*]:0:5} == '4 64 0 0 1' && ${bytes[*]:201:8} == '1 0 0 0 2 0 0 0' ]] || continue
-    little_endian 17 8
+  for ((count = value; count > 0; count--, start += 585)); do
+    little_endian "$start" 5 # a used (1) descriptor of a partition (0x4004)
+    ((value == 0x0100004004)) || continue
+    little_endian $((start + 201)) 8 # with squashfs (1) as the primary system (2)
+    ((value == 0x0000000200000001)) || continue
+    little_endian $((start + 17)) 8
     offset=$value
     return
-  done < <(exec od -An -v -tu1 -w585 -j"$start" -N$((value * 585)) -- "$1" 2>/dev/null)
+  done
   return 1
 }
 
@@ -436,12 +442,13 @@ mount_image() {
     argv+=(--userns)
   fi
   unmount_stale_images
-  # A session of its own: signals to the task's process group do not reach it.
+  set -m # a process group of its own: signals to the task's do not reach it
   (
     trap '' TERM
-    exec setsid "$program" -f -o "offset=$offset" "$image_file" "$mount_dir"
+    exec "$program" -f -o "offset=$offset" "$image_file" "$mount_dir"
   ) </dev/null >/dev/null 2>&1 &
   mount_pid=$!
+  set +m
   until compgen -G "$mount_dir/*" >/dev/null; do
     if ! kill -0 "$mount_pid" 2>/dev/null || ((SECONDS >= deadline)); then
       unmount_image
@@ -595,7 +602,7 @@ make_task_dir() {
 mount_hosts() {
   local i lines node_lines
   [[ $runtime == pyxis || $runtime == none ]] && return
-  mounts+=("$task_dir" "$task_dir" rw)
+  [[ $ssh_mode == off ]] || mounts+=("$task_dir" "$task_dir" rw)
   for ((i = 1; i < ${#mounts[@]}; i += 3)); do [[ ${mounts[i]} != /etc/hosts ]] || return 0; done
   mapfile lines <"$attempt_dir/hosts"
   mapfile node_lines </etc/hosts
