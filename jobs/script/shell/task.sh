@@ -117,18 +117,25 @@ read_used_ports() {
   used_ports=" ${all[*]} "
 }
 
+# is_port_used PORT: true if a program on the node uses the port. Without used_ports, a connection to it tells: reading
+# /proc/net/tcp takes the kernel longer than all the rest of this script.
 is_port_used() {
   local hex
-  printf -v hex '%04X' "$1"
-  [[ $used_ports == *" $hex "* ]]
+  if [[ -n $used_ports ]]; then
+    printf -v hex '%04X' "$1"
+    [[ $used_ports == *" $hex "* ]]
+  else
+    { : <"/dev/tcp/127.0.0.1/$1"; } 2>/dev/null
+  fi
 }
 
 # pick_ports: sets task_ports. Each task of the job begins its search at another place of the port range, so
-# that two tasks on one node do not choose the same port.
+# that two tasks on one node do not choose the same port. Ports that the job asks for are compared with all sockets of the node,
+# also with those that listen on one address only; http and ssh, which every task has, with those on all addresses.
 pick_ports() {
-  local i n port used_ports span=$((port_high - port_low + 1))
+  local i n port used_ports='' span=$((port_high - port_low + 1))
   local next=$(((SLURM_JOB_ID * 7919 + (first_task + index) * ports_per_task) % span)) tried=0 found
-  read_used_ports
+  [[ ${port_begins[*]} == '0 0' ]] || read_used_ports
   for i in "${!port_labels[@]}"; do
     found=''
     for ((n = 0; n < port_counts[i]; n++)); do
