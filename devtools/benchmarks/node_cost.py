@@ -77,16 +77,16 @@ class ProcessCounter:
                 message.ljust(offset + 32, b"\0"), offset + _EVENT_HEADER.size
             )
             if kind == _EVENT_FORK:
-                self._on_fork(*ids, time_ns)
+                self._on_fork(ids, time_ns)
             elif kind == _EVENT_EXEC and ids[1] in self._descendants:
-                self.live.add(
-                    ids[1]
-                )  # if another thread than the first one calls exec, the first one exits
+                # If another thread than the first one calls exec, the first one exits.
+                self.live.add(ids[1])
             elif kind == _EVENT_EXIT and ids[0] == ids[1] and ids[1] in self.live:
                 self.live.discard(ids[1])
                 self.last_end_ns = time_ns
 
-    def _on_fork(self, _pid: int, parent: int, child_thread: int, child: int, time_ns: int) -> None:
+    def _on_fork(self, ids: tuple[int, ...], time_ns: int) -> None:
+        _thread, parent, child_thread, child = ids
         if child_thread == child and (parent in self._roots or parent in self._descendants):
             self._descendants.add(child)
             self.live.add(child)
