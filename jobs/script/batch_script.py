@@ -277,7 +277,7 @@ def _render_step(context: RenderContext, roles: Sequence[RolePlan]) -> list[str]
         options = _build_component_options(context.plan, component)
         options += [f"--mpi={mpi}"] if mpi else []  # none: Slurm's default
         # The tasks read "go" from this pipe. Two components that read the same standard input would share its bytes.
-        options.append(f'--input="$pipes/go.{component[0].index}"')
+        options.append(f'--input="/dev/fd/${{go_pipe[{component[0].index}]}}"')
         components.append(" ".join(options))
     lines = [f"options=({' : '.join(components)})"]
     if context.options.runtime != "pyxis":

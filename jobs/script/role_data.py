@@ -108,8 +108,8 @@ def render_role_data(context: RenderContext, *, user: str, secrets: Mapping[str,
 
 
 def _render_host_names(context: RenderContext) -> list[str]:
-    if decide_ssh_mode(context.spec) == "off":
-        return []
+    if decide_ssh_mode(context.spec) == "off" and context.spec.task_count > 1:
+        return []  # only batch.sh needs them
     names = zip(context.spec.task_roles, list_host_name_prefixes(context.spec), strict=True)
     entries = (f"[{quote(role.name)}]={quote(' '.join(prefixes))}" for role, prefixes in names)
     return [f"declare -A host_names=({' '.join(entries)}) # host names of tasks, without the index"]

@@ -1,6 +1,7 @@
 """Formats of the files and exit codes by which an attempt's scripts report to the engine.
 
-The scripts in `jobs/script/shell` write a state file per task and one result file; the engine reads them. Pure.
+The scripts in `jobs/script/shell` write a state file per task and one result file; the engine reads them. A state is a block
+of lines KEY=VALUE between the lines "begin" and "end", which is appended: the last complete block counts. Pure.
 """
 
 from __future__ import annotations
@@ -105,8 +106,15 @@ class ImagePull:
 
 
 def _parse_pairs(text: str) -> dict[str, str]:
-    """Parse lines of the form KEY=VALUE."""
-    return dict(line.partition("=")[::2] for line in text.splitlines() if "=" in line)
+    """Parse the lines KEY=VALUE of the last complete block.
+
+    A text without "begin" is one block: scripts before blocks replaced their files by renaming.
+    """
+    lines = text.split("\n")
+    if "begin" in lines:
+        complete = lines[: len(lines) - lines[::-1].index("end")] if "end" in lines else []
+        lines = complete[len(complete) - complete[::-1].index("begin") :] if complete else []
+    return dict(line.partition("=")[::2] for line in lines if "=" in line)
 
 
 def _clean_text(text: str, limit: int) -> str:

@@ -60,7 +60,7 @@ READS_WAIT_TIMEOUT_S = 30.0
 # Prints for each directory a line with its path, `began:` if its batch log exists, and `file:line` for each line of its
 # result, pulling and state files. Control characters mark a directory (036) and a missing directory (035): they are removed
 # from names and contents, which could otherwise pretend to belong to another attempt. Files written by Sluice have fewer
-# than 40 lines of at most 500 characters. The owner may have put anything in their place: larger files, pipes, devices and
+# than 200 lines of at most 500 characters. The owner may have put anything in their place: larger files, pipes, devices and
 # symbolic links are not read.
 _READ_SCRIPT = r"""
 export LC_ALL=C
@@ -69,7 +69,7 @@ for dir; do
   { [ ! -L "$dir" ] && cd -- "$dir"; } 2>/dev/null || { printf '\035\n'; continue; }
   [ ! -e logs/batch.log ] || echo began:
   find result pulling tasks -maxdepth 1 -type f -size -20k \( -name '*.state' -o -path result -o -path pulling \) -print0 2>/dev/null |
-    xargs -0 -r grep -aHs -D skip -m 40 '' | tr -d '\035\036' | cut -c 1-500
+    xargs -0 -r grep -aHs -D skip -m 200 '' | tr -d '\035\036' | cut -c 1-500
 done
 """
 

@@ -1,36 +1,51 @@
 # ---- How the job runs -----------------------------------------------------------------------
 # This script starts one step per role, or one for all roles of an MPI program; srun runs task.sh once per
 # task. Every task reports "ready" with its address and ports. When all tasks have reported, this script writes
-# the addresses and ports to the file peers.RESTART_COUNT and sends "go" to the tasks. Tasks write their reports
-# to their standard output, and srun forwards it to this script, so nothing polls a shared file system. The
-# first completion rule that holds decides the outcome of the job (completed, failed or stopped) and the exit
-# code of this script.
+# the addresses and ports to the file peers.RESTART_COUNT and sends "go" to the tasks; a task that is alone in its
+# job starts at once. Tasks write their reports to their standard output, and srun forwards it to this script, so nothing
+# polls a shared file system. The first completion rule that holds decides the outcome of the job (completed, failed or
+# stopped) and the exit code of this script.
+# For a small job, starting processes is most of what this script costs: it starts none where bash can do the work.
 
 set -u
 umask 077
 restart_count=${SLURM_RESTART_COUNT:-0} # how often Slurm has requeued the job; it runs in the same directory again
 task_count=0
 ready_tasks=0 ended_tasks=0 live_steps=0 started=0 stopping=0 stop_requested=0
-limit_announced=0 limit_check_at=0 limit_end='' time_limit_near=0
-partial_line='' outcome='' job_exit=0 deciding_role='' deciding_index=''
-declare -A address ports host task_ended
+limit_announced=0 limit_check_at=0 limit_end='' time_limit_near=0 signalled_by_slurm=0
+scratch='' partial_line='' outcome='' job_exit=0 deciding_role='' deciding_index=''
+declare -A address ports host task_ended made_dirs
 declare -a failed succeeded ended_in_role go_pipe step_of # by role
-declare -a step_live                                      # by step
+declare -a step_live step_out_of_memory                    # by step
 
 log_message() { printf '%(%F %T)T  %s\n' -1 "$*"; }
-now() { printf '%s' "${EPOCHREALTIME:-$(date +%s)}"; }
+
+# set_now: sets now to the time in seconds since the epoch; bash has fractions since 5.0.
+set_now() {
+  now=${EPOCHREALTIME-}
+  [[ -n $now ]] || printf -v now '%(%s)T' -1
+}
+
+# open_pipe: sets pipe to the descriptor of a new pipe, open for reading and writing. A here-string is a pipe since bash 5.1,
+# and a file before.
+open_pipe() {
+  local end
+  exec {end}<<<''
+  [[ -p /dev/fd/$end ]] || exec {end}< <(:)
+  exec {pipe}<>"/dev/fd/$end" {end}<&-
+  ! read -t 0 -u "$pipe" || read -r -u "$pipe"
+}
 
 # write_atomically FILE: replaces the file by standard input; readers see the old file or the new one.
 write_atomically() { cat >"$1.new" && mv -f "$1.new" "$1"; }
 
-# write_task_state ROLE INDEX KEY=VALUE…: writes the state file of a task whose task.sh does not run.
+# write_task_state ROLE INDEX KEY=VALUE…: adds to the state file of a task whose task.sh does not run. See write_state in task.sh.
 write_task_state() {
-  local name=${role_names[$1]}-$2
-  {
-    printf 'role=%s\nindex=%s\nrestart_count=%s\n' "${role_names[$1]}" "$2" "$restart_count"
-    printf 'host=%s\nip=%s\n' "${host[$1.$2]-}" "${address[$1.$2]-}"
-    printf '%s\n' "${@:3}"
-  } | write_atomically "tasks/$name.state"
+  local text rest
+  printf -v text 'role=%s\nindex=%s\nrestart_count=%s\nhost=%s\nip=%s\n' \
+    "${role_names[$1]}" "$2" "$restart_count" "${host[$1.$2]-}" "${address[$1.$2]-}"
+  printf -v rest '%s\n' "${@:3}"
+  printf 'begin\n%s%send\n' "$text" "$rest" >>"tasks/${role_names[$1]}-$2.state"
 }
 
 # decide OUTCOME RULE ROLE INDEX EXIT_CODE REASON [ERROR]: sets the outcome of the job and writes the file "result".
@@ -41,8 +56,9 @@ decide() {
   local rule=$2 role=''
   ((time_limit_near)) && [[ $1 == failed ]] && rule=time_limit
   [[ -n $3 ]] && role=${role_names[$3]}
-  printf 'outcome=%s\nrule=%s\nrole=%s\nindex=%s\nexit_code=%s\nreason=%s\nimage=%s\nerror=%s\nrestart_count=%s\nended=%s\n' \
-    "$outcome" "$rule" "$role" "$4" "$5" "$6" "${3:+${image_names[$3]}}" "${7-}" "$restart_count" "$(now)" | write_atomically result
+  set_now
+  printf 'begin\noutcome=%s\nrule=%s\nrole=%s\nindex=%s\nexit_code=%s\nreason=%s\nimage=%s\nerror=%s\nrestart_count=%s\nended=%s\nend\n' \
+    "$outcome" "$rule" "$role" "$4" "$5" "$6" "${3:+${image_names[$3]}}" "${7-}" "$restart_count" "$now" >result
   log_message "$outcome: $rule ${role:+$role-$4 }exit code $5 ${6:+($6)}"
   deciding_role=$3 deciding_index=$4
 }
@@ -55,18 +71,10 @@ check_stop() {
 
 prepare() {
   cd "$attempt_dir" || exit "$exit_start_failed"
-  mkdir -p logs tasks work
-  rm -f tasks/*.state peers.* result release pulling
+  make_directories
   begin_hosts
-  pipes=$(mktemp -d "${TMPDIR:-/tmp}/sluice.XXXXXXXX") || exit "$exit_start_failed"
-  mkfifo "$pipes/events"
-  exec {events}<>"$pipes/events"
-  # Slurm sends a signal to all processes of the job (proctrack/linuxproc) or only to this shell
-  # (proctrack/cgroup, scancel --batch). The probe process tells which: if the signal ended it, Slurm has
-  # signalled the tasks, too.
-  sleep infinity &
-  probe=$!
-  disown "$probe"
+  open_pipe
+  events=$pipe
   trap on_exit EXIT
   trap 'stopping=1' TERM                  # from Slurm: cancelled, preempted, requeued, time limit
   trap 'stopping=1 stop_requested=1' USR2 # a requested stop: scancel --batch --signal=USR2
@@ -89,18 +97,37 @@ prepare() {
   done
 }
 
+# make_directories: makes the directories of the attempt and those in created_dirs that do not exist, with one program, and
+# removes what the run before a requeue has left. check_directories reports those that could not be made.
+make_directories() {
+  local dir missing=() stale=()
+  for dir in logs tasks work "${created_dirs[@]}"; do
+    [[ ! -d $dir ]] || continue
+    missing+=("$dir") made_dirs[$dir]=1
+  done
+  ((${#missing[@]} == 0)) || mkdir -p -- "${missing[@]}" 2>/dev/null
+  for dir in tasks/*.state peers.* result release pulling; do [[ ! -e $dir ]] || stale+=("$dir"); done
+  ((${#stale[@]} == 0)) || rm -f -- "${stale[@]}"
+}
+
+# make_scratch: makes scratch, a private directory on this node, for work before the tasks start.
+make_scratch() {
+  [[ -n $scratch ]] || scratch=$(mktemp -d "${TMPDIR:-/tmp}/sluice.XXXXXXXX") || exit "$exit_start_failed"
+}
+
 # remove_secrets: removes the keys of this run and the values of secrets. After SIGTERM from Slurm the job may be requeued and
 # run again in this directory: secrets.sh stays then, and Sluice removes it when the job has ended.
 remove_secrets() {
-  rm -rf ssh
-  ((stopping && !stop_requested)) || rm -f secrets.sh
+  local names=()
+  [[ ! -e ssh ]] || names=(ssh)
+  ((stopping && !stop_requested)) || [[ ! -e secrets.sh ]] || names+=(secrets.sh)
+  ((${#names[@]} == 0)) || rm -rf "${names[@]}"
 }
 
 # shellcheck disable=SC2329  # the trap for EXIT calls it
 on_exit() {
   remove_secrets
-  rm -rf "$pipes" pulling
-  kill "$probe" 2>/dev/null
+  [[ -z $scratch ]] || rm -rf "$scratch" pulling
 }
 
 # wait_for_secrets: waits for secrets.sh. If the script has removed it and Slurm has requeued the job nevertheless (RequeueExit,
@@ -127,17 +154,18 @@ fail_start() {
     [[ -z ${4-} || $r == "$4" ]] || continue
     for ((i = 0; i < role_tasks[r]; i++)); do
       printf 'sluice: %s\n' "$3" >>"logs/${role_names[r]}-$i.log"
-      write_task_state "$r" "$i" state=ended "exit_code=$1" "reason=$2" "ended=$(now)"
+      set_now
+      write_task_state "$r" "$i" state=ended "exit_code=$1" "reason=$2" "ended=$now"
     done
   done
   decide failed start "${4-}" "${4:+0}" "$1" "$2" "${5-}"
 }
 
-# check_directories: creates the directories in created_dirs; fails the job if one in required_dirs does not exist.
+# check_directories: fails the job if a directory in created_dirs cannot be made, or one in required_dirs does not exist.
 check_directories() {
   local dir
   for dir in "${created_dirs[@]}"; do
-    mkdir -p -- "$dir" || fail_start "$exit_mount_missing" mount_missing "cannot make the directory $dir"
+    [[ -d $dir ]] || mkdir -p -- "$dir" || fail_start "$exit_mount_missing" mount_missing "cannot make the directory $dir"
   done
   for dir in "${required_dirs[@]}"; do
     [[ -e $dir ]] || fail_start "$exit_mount_missing" mount_missing "there is no $dir on the cluster"
@@ -171,7 +199,7 @@ copy_code_files() {
   local size
   size=$(du -sb -- "$code_source/.") || return 1 # fails if a directory cannot be read
   size=${size%%[[:space:]]*}
-  printf '%s' "$size" >"$pipes/code_bytes"
+  printf '%s' "$size" >"$scratch/code_bytes"
   ((size <= code_limit_mib * 1048576)) || return 2
   rm -rf code.new
   cp -R --preserve=mode,timestamps,links -- "$code_source/." code.new || return 1
@@ -184,8 +212,9 @@ copy_code_files() {
 copy_code() {
   [[ -n $code_source && ! -e code ]] || return 0
   local child status detail
+  make_scratch
   # Run in the background, because bash runs traps only after a foreground command has ended.
-  copy_code_files 2>"$pipes/code_errors" &
+  copy_code_files 2>"$scratch/code_errors" &
   child=$!
   while ((!stopping)) && kill -0 "$child" 2>/dev/null; do wait "$child"; done
   if ((stopping)); then
@@ -195,11 +224,11 @@ copy_code() {
   wait "$child"
   status=$?
   if ((status == 2)); then
-    detail=$((($(<"$pipes/code_bytes") + 1048575) / 1048576))
+    detail=$((($(<"$scratch/code_bytes") + 1048575) / 1048576))
     fail_start "$exit_code_too_large" code_too_large \
       "the code directory $code_source has $detail MB; at most $code_limit_mib MB are copied for a job" '' "$detail"
   elif ((status)); then
-    detail=$(tail -n 1 "$pipes/code_errors" | cut -c -300)
+    detail=$(tail -n 1 "$scratch/code_errors" | cut -c -300)
     detail=${detail//"/./"//} # from "$code_source/."
     fail_start "$exit_code_failed" code_failed "the code directory $code_source could not be copied: $detail" '' "$detail"
   fi
@@ -222,7 +251,8 @@ log_directory() {
   local entries=() name count
   printf '  %s=%s\n' "$1" "$2"
   [[ -d $2 ]] || return 0
-  mapfile -t entries < <(timeout 5 ls -AU -- "$2" 2>/dev/null | head -n 1000 | sort)
+  # A directory that this script has made is empty.
+  [[ -n ${made_dirs[$2]-} ]] || mapfile -t entries < <(timeout 5 ls -AU -- "$2" 2>/dev/null | head -n 1000 | sort)
   count=${#entries[@]}
   ((count < 1000)) || count='1000 or more'
   printf '    entries: %s\n' "$count"
@@ -232,15 +262,20 @@ log_directory() {
 }
 
 # log_commands: prints the commands of each role, as they run. Values of secrets are variables and no part of them.
+# Settings that this script has, too, have the same values in roles.sh.
 log_commands() {
-  local r pre_command command post_command
+  local r line text='' LC_ALL=C pre_command command post_command
   # shellcheck source=/dev/null
   . "$attempt_dir/roles.sh" || return
   for r in "${!role_names[@]}"; do
+    ((${#text} < 20000)) || break
     role_commands "$r"
-    printf '  command of role %s, tasks: %s\n' "${role_names[r]}" "${role_tasks[r]}"
-    printf '%s\n' "$pre_command" "$command" "$post_command" | sed '/^$/d; s/^/    /'
+    text+="  command of role ${role_names[r]}, tasks: ${role_tasks[r]}"$'\n'
+    while IFS= read -r line && ((${#text} < 20000)); do
+      [[ -z $line ]] || text+="    $line"$'\n'
+    done <<<"$pre_command"$'\n'"$command"$'\n'"$post_command"
   done
+  printf '%s' "${text:0:20000}"
 }
 
 # log_job: prints what the job runs, and on which directories.
@@ -248,7 +283,7 @@ log_job() {
   local i
   log_message "attempt ${attempt_dir##*/}, Slurm job $SLURM_JOB_ID on ${SLURM_JOB_NODELIST-}"
   for ((i = 0; i < ${#log_dirs[@]}; i += 2)); do log_directory "${log_dirs[i]}" "${log_dirs[i + 1]}"; done
-  (log_commands) | head -c 20000
+  log_commands
 }
 
 # image_registry SOURCE: sets `registry` to the registry of an image: docker.io if the image's name contains none.
@@ -315,7 +350,7 @@ write_enroot_login() {
   if [[ $registry == docker.io ]]; then # enroot finds no user name for Docker Hub in the file
     machine=registry-1.docker.io image_source=docker://$user@${image_source#docker://}
   fi
-  export ENROOT_CONFIG_PATH=$pipes/enroot
+  export ENROOT_CONFIG_PATH=$scratch/enroot
   mkdir -p "$ENROOT_CONFIG_PATH"
   {
     printf 'machine %s login %s password %s\n' "${machine%:*}" "$user" "$password"
@@ -334,7 +369,7 @@ fetch_image() {
     [[ ! -e $2 ]] || exit 0
     rm -f "$2.$SLURM_JOB_ID" # from before a requeue
     "${fetch_command[@]}" "$2.$SLURM_JOB_ID" "$image_source" && mv "$2.$SLURM_JOB_ID" "$2" || code=$?
-    rm -rf "$2.$SLURM_JOB_ID" "$pipes/enroot"
+    rm -rf "$2.$SLURM_JOB_ID" "$scratch/enroot"
     exit "$code"
   ) 9>"$2.lock"
 }
@@ -346,7 +381,7 @@ report_pull() {
   bytes=$(find "$2.$SLURM_JOB_ID" \
     "${APPTAINER_CACHEDIR:-$HOME/.apptainer}/cache/blob" "${SINGULARITY_CACHEDIR:-$HOME/.singularity}/cache/blob" \
     "${ENROOT_CACHE_PATH:-${XDG_CACHE_HOME:-$HOME/.cache}/enroot}" \
-    -type f -newer "$pipes/fetch_start" -printf '%s\n' 2>/dev/null | awk '{ sum += $1 } END { printf "%.0f", sum }')
+    -type f -newer "$scratch/fetch_start" -printf '%s\n' 2>/dev/null | awk '{ sum += $1 } END { printf "%.0f", sum }')
   printf 'role=%s\nimage=%s\nbytes=%s\n' "${role_names[$1]}" "${image_names[$1]}" "$bytes" | write_atomically pulling
 }
 
@@ -395,10 +430,11 @@ pull_image() {
   local i fetch error source=${image_sources[$1]} file=${image_files[$1]}
   for ((i = 0; i < role_tasks[$1]; i++)); do write_task_state "$1" "$i" state=pulling "image=${image_names[$1]}"; done
   log_message "fetching $source"
-  : >"$pipes/fetch_start"
+  make_scratch
+  : >"$scratch/fetch_start"
   # Run in the background, because bash runs traps only after a foreground command has ended.
   set -m # a process group, so that a stop reaches all its processes
-  { fetch_image "$source" "$file" 2>&1 | tee "$pipes/fetch.log"; } &
+  { fetch_image "$source" "$file" 2>&1 | tee "$scratch/fetch.log"; } &
   fetch=$!
   set +m
   while ((!stopping)) && kill -0 "$fetch" 2>/dev/null; do
@@ -413,7 +449,7 @@ pull_image() {
     return
   fi
   [[ ! -e $file ]] || return 0
-  error=$(find_error "$pipes/fetch.log" "$source")
+  error=$(find_error "$scratch/fetch.log" "$source")
   if grep -qiE "$registry_refusal" <<<"${error/permission denied/}"; then
     fail_start "$exit_image_missing" image_missing "the registry has no container image $source for you: $error" "$1" "$error"
   else
@@ -427,38 +463,51 @@ pull_image() {
 # and starts it again. srun prints these messages when it is in that state:
 no_reply='step creation (temporarily|still) disabled, retrying \((Socket timed out|Zero Bytes|Requested nodes are busy)'
 
-# watch_srun STEP: copies srun's messages to the batch log; kills srun if it waits for a step because of a lost reply.
-watch_srun() {
-  local line status read_timeout=()
+lost_reply='Unable to create step for job [0-9]+: (Socket timed out|Zero Bytes)'
+unreachable='Unable to (confirm allocation|create step) for job [0-9]+: Unable to contact slurm controller|'
+unreachable+='Unable to confirm allocation for job [0-9]+: (Socket timed out|Zero Bytes)'
+out_of_memory='exceeded .*memory limit|oom[-_ ]?kill|out[-_ ]of[-_ ]memory' # in lower case
+
+# run_srun: runs srun with the words in arguments and sets code. Copies srun's messages to the batch log; kills srun if it waits
+# for a step because of a lost reply. Sets got_no_reply if so, messages, and out_of_memory_seen.
+run_srun() {
+  local srun input line status read_timeout=()
+  messages='' got_no_reply=0
+  open_pipe
+  exec {input}<"/dev/fd/$pipe"
+  srun "${arguments[@]}" </dev/null 1>&"$events" 2>&"$pipe" &
+  srun=$!
+  exec {pipe}>&- # srun's end closes the pipe
   while :; do
     line='' status=0
-    IFS= read -r "${read_timeout[@]}" line || status=$?
+    IFS= read -r "${read_timeout[@]}" -u "$input" line || status=$?
     if [[ -n $line ]]; then
-      printf '%s\n' "$line" >>"$pipes/srun.$1"
+      messages+=$line$'\n'
       printf '%s\n' "$line" >&2
+      [[ ! ${line,,} =~ $out_of_memory ]] || out_of_memory_seen=1
+    fi
+    if ((status > 128 && ${#read_timeout[@]})); then # srun has not printed "Step created" within 5 s after such a message
+      got_no_reply=1
+      kill "$srun"
+    elif ((status && status <= 128)); then
+      break
     fi
     read_timeout=()
-    if ((status > 128)); then # timeout: srun has not printed "Step created" within 5 s after such a message
-      : >"$pipes/no_reply.$1"
-      kill "$(<"$pipes/srun_pid.$1")"
-    elif ((status)); then
-      return
-    elif [[ $line =~ $no_reply ]]; then
-      read_timeout=(-t 5)
-    fi
+    [[ ! $line =~ $no_reply ]] || read_timeout=(-t 5)
   done
+  exec {input}<&-
+  while
+    interrupted=0 code=0
+    wait "$srun" || code=$?
+    ((interrupted))
+  do :; done
 }
 
-# reply_was_lost STEP: true if srun got no step, but Slurm may have created one.
-reply_was_lost() {
-  [[ -e $pipes/no_reply.$1 ]] || grep -qE 'Unable to create step for job [0-9]+: (Socket timed out|Zero Bytes)' "$pipes/srun.$1"
-}
+# reply_was_lost: true if srun got no step, but Slurm may have created one.
+reply_was_lost() { ((got_no_reply)) || [[ $messages =~ $lost_reply ]]; }
 
-# controller_was_unreachable STEP: true if srun created no step because slurmctld did not reply (22.05).
-controller_was_unreachable() {
-  grep -qE -e 'Unable to (confirm allocation|create step) for job [0-9]+: Unable to contact slurm controller' \
-    -e 'Unable to confirm allocation for job [0-9]+: (Socket timed out|Zero Bytes)' "$pipes/srun.$1"
-}
+# controller_was_unreachable: true if srun created no step because slurmctld did not reply (22.05).
+controller_was_unreachable() { [[ $messages =~ $unreachable ]]; }
 
 # has_own_allocation STEP: true if no other step shares an allocation with the step.
 has_own_allocation() {
@@ -469,11 +518,11 @@ has_own_allocation() {
   done
 }
 
-# names_of STEP: prints the names of the step's roles, joined with +.
-names_of() {
-  local r names=''
-  for r in ${step_roles[$1]//,/ }; do names+=${names:++}${role_names[r]}; done
-  printf '%s' "$names"
+# join_names STEP: sets step_name to the names of the step's roles, joined with +.
+join_names() {
+  local r
+  step_name=''
+  for r in ${step_roles[$1]//,/ }; do step_name+=${step_name:++}${role_names[r]}; done
 }
 
 # srun_arguments STEP: sets arguments, those of srun, from options and the array more_options. Each component of a het
@@ -489,26 +538,22 @@ srun_arguments() {
   unset 'arguments[-1]'
 }
 
-# start_step STEP: runs srun for the step's tasks. If slurmctld does not reply, repeats this for up to ten minutes.
+# start_step STEP: runs srun for the step's tasks, in a process of its own. If slurmctld does not reply, repeats this for up to
+# ten minutes. Slurm sends a signal to all processes of the job (proctrack/linuxproc) or only to the batch script
+# (proctrack/cgroup, scancel --batch): if this process gets SIGTERM, the tasks get it, too.
 start_step() {
-  trap : TERM USR1 USR2 # the parent process handles these signals
-  local options arguments more_options code reason='' lost=0 deadline=$((SECONDS + 600))
-  more_options=(--export=ALL --kill-on-bad-exit=0 --wait=0 --job-name="$(names_of "$1")")
+  trap 'interrupted=1; printf "signalled\n" >&"$events"' TERM
+  trap 'interrupted=1' USR1 USR2
+  local options arguments more_options step_name code messages got_no_reply interrupted out_of_memory_seen=0
+  local reason=none lost=0 deadline=$((SECONDS + 600))
+  join_names "$1"
+  more_options=(--export=ALL --kill-on-bad-exit=0 --wait=0 --job-name="$step_name")
   step_options "$1"
   while :; do
-    code=0
-    rm -f "$pipes/no_reply.$1"
-    : >"$pipes/srun.$1"
-    # shellcheck disable=SC2154  # options is set by step_options
-    (
-      printf '%s' "$BASHPID" >"$pipes/srun_pid.$1"
-      srun_arguments "$1"
-      exec srun "${arguments[@]}"
-    ) </dev/null >"$pipes/events" 2> >(watch_srun "$1") || code=$?
-    ((code && SECONDS < deadline)) || break
-    sleep 0.2 # until watch_srun has written the last messages
-    [[ ! -e $pipes/decided ]] || break
-    if reply_was_lost "$1"; then
+    srun_arguments "$1"
+    run_srun
+    ((code && SECONDS < deadline)) && [[ ! -e result ]] || break # result: the outcome is decided
+    if reply_was_lost; then
       if has_own_allocation "$1"; then
         # The unused step holds the CPUs and memory: the new step shares them. --mem=0 requests all memory of
         # the job.
@@ -517,13 +562,13 @@ start_step() {
         code=$exit_launch_failed reason=launch_failed # a step with --overlap would use another step's resources
         break
       fi
-    elif ! controller_was_unreachable "$1"; then
+    elif ! controller_was_unreachable; then
       break
     fi
-    log_message "Slurm's controller does not reply: starting role $(names_of "$1") again in 3 s"
+    log_message "Slurm's controller does not reply: starting role $step_name again in 3 s"
     sleep 3
   done
-  printf 'step %s %s %s\n' "$1" "$code" "$reason" >"$pipes/events"
+  printf 'step %s %s %s %s\n' "$1" "$code" "$reason" "$out_of_memory_seen" >&"$events"
 }
 
 # use_pyxis_shm ROLE MIB: gives the containers of the role a /dev/shm of this size. Pyxis (0.24) only binds directories, but
@@ -544,13 +589,12 @@ use_pyxis_shm() {
 start_steps() {
   local r s pipe
   for r in "${!role_names[@]}"; do # srun reads the pipe of the first role of each component
-    mkfifo "$pipes/go.$r"
-    exec {pipe}<>"$pipes/go.$r"
+    open_pipe
     go_pipe[r]=$pipe
   done
   for s in "${!step_roles[@]}"; do
     start_step "$s" &
-    step_live[s]=1
+    step_live[s]=1 step_out_of_memory[s]=0
     ((live_steps += 1))
   done
 }
@@ -614,16 +658,24 @@ on_ready() {
   host[$1.$2]=$4 address[$1.$2]=$5 ports[$1.$2]=$6
   ((ready_tasks += 1))
   ((ready_tasks == task_count)) || return 0
+  if ((task_count > 1)) || [[ $ssh_mode != off ]]; then
+    publish_addresses || return
+  fi
+  started=1
+  log_message "all $task_count tasks are ready and start"
+}
+
+# publish_addresses: writes the addresses of all tasks to the files "hosts" and peers.RESTART_COUNT and sends "go". A task that
+# is alone in its job does not wait for it.
+publish_addresses() {
+  local r
   # Appended, not replaced: a container of Pyxis has mounted this file.
   print_hosts >>hosts
   if ! print_peers | write_atomically "peers.$restart_count"; then
     fail_start "$exit_start_failed" start_failed "the addresses of the tasks could not be written to $attempt_dir"
-    return
+    return 1
   fi
-  started=1
-  local r
   for r in "${!role_names[@]}"; do printf 'go\n' >&"${go_pipe[r]}"; done
-  log_message "all $task_count tasks are ready and start"
 }
 
 # on_ended ROLE INDEX EXIT_CODE REASON [ERROR]: handles the end of a task and checks the completion rules.
@@ -649,9 +701,7 @@ on_ended() {
 
 # ran_out_of_memory ROLE: true if a task of the role exceeded its memory. Slurm reports this only in srun's
 # messages at the end of the step.
-ran_out_of_memory() {
-  grep -qiE 'exceeded .*memory limit|oom[-_ ]?kill|out[-_ ]of[-_ ]memory' "$pipes/srun.${step_of[$1]}"
-}
+ran_out_of_memory() { ((${step_out_of_memory[${step_of[$1]}]})); }
 
 # mark_out_of_memory: if SIGKILL ended the task that decided the outcome and srun's messages name memory as the
 # cause, writes the reason out_of_memory to the result file and the task's state file.
@@ -664,20 +714,20 @@ mark_out_of_memory() {
   done
 }
 
-# on_step STEP EXIT_CODE [REASON]: handles the end of a step's srun. A task without an "ended" report and without
+# on_step STEP EXIT_CODE REASON OUT_OF_MEMORY: handles the end of a step's srun. A task without an "ended" report and without
 # a final state file is lost.
 on_step() {
   local r i
-  step_live[$1]=0
+  step_live[$1]=0 step_out_of_memory[$1]=$4
   ((live_steps -= 1))
   for r in ${step_roles[$1]//,/ }; do
     for ((i = 0; i < role_tasks[r]; i++)); do
-      [[ -n ${task_ended[$r.$i]-} ]] || on_step_without_report "$r" "$i" "${@:2}"
+      [[ -n ${task_ended[$r.$i]-} ]] || on_step_without_report "$r" "$i" "$2" "${3/none/}"
     done
   done
 }
 
-# on_step_without_report ROLE INDEX EXIT_CODE [REASON]: handles the end of a task that has not reported it.
+# on_step_without_report ROLE INDEX EXIT_CODE REASON: handles the end of a task that has not reported it.
 on_step_without_report() {
   local code='' reason='' key value file=tasks/${role_names[$1]}-$2.state
   if grep -qs '^state=ended$' "$file"; then # the task ended; only its report was lost
@@ -689,7 +739,8 @@ on_step_without_report() {
     code=$3 reason=${4:-lost}
     ((code)) || code=$exit_task_lost
     ran_out_of_memory "$1" && reason=out_of_memory
-    write_task_state "$1" "$2" state=ended "exit_code=$code" "reason=$reason" "ended=$(now)"
+    set_now
+    write_task_state "$1" "$2" state=ended "exit_code=$code" "reason=$reason" "ended=$now"
   fi
   on_ended "$1" "$2" "$code" "$reason"
 }
@@ -706,7 +757,8 @@ next_event() {
   case $kind in
     ready) on_ready "$a" "$b" "$c" "$d" "$e" "$f" ;;
     ended) on_ended "$a" "$b" "$c" "$d" "$e${f:+ $f}" ;;
-    step) on_step "$a" "$b" "$c" ;;
+    step) on_step "$a" "$b" "$c" "$d" ;;
+    signalled) signalled_by_slurm=1 ;;
   esac
 }
 
@@ -759,11 +811,9 @@ supervise() {
 
 # finish: ends the remaining tasks and exits with the code of the outcome.
 finish() {
-  local signalled_by_slurm=0
-  : >"$pipes/decided"
   if ((stopping)); then
-    sleep 0.3 # Slurm signals the processes one after another; the probe may be later than this shell
-    kill -0 "$probe" 2>/dev/null || signalled_by_slurm=1
+    sleep 0.3 # Slurm signals the processes one after another; start_step may be later than this shell
+    while read -t 0 -u "$events"; do next_event; done
   fi
   ((live_steps == 0 || signalled_by_slurm)) || end_steps
   wait_for_steps $((grace_s + 10))

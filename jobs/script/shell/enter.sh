@@ -6,8 +6,13 @@
 # shellcheck disable=SC1091,SC2154
 
 _sluice_work=$1
-# Find the shell before the job's own PATH is set.
-_sluice_shell=$(command -v bash || command -v sh)
+# Find the shell before the job's own PATH is set; without a process, which $(command -v bash) would be.
+_sluice_shell=/bin/sh
+IFS=:
+for _sluice_place in $PATH; do
+  [ ! -x "$_sluice_place/bash" ] || { _sluice_shell=$_sluice_place/bash && break; }
+done
+unset IFS _sluice_place
 # Drop messages of this shell such as "Terminated": the log is for the task's output. File descriptor 3 is the log.
 exec 3>&2 2>/dev/null
 

@@ -13,7 +13,7 @@
 #   also those in the background: processes of sessions are found by a variable in their environment.
 #
 # What it uses of task.sh: attempt_dir, step_roles, restart_count, task_dir, log, node, argv, environment, peer_ip,
-# peer_ports, and the functions variable, assign, read_peers, build_environment, finish_task.
+# peer_ports, and the functions variable, assign, read_peers, build_environment, exec_container, finish_task.
 # To let further keys in (such as certificates of a CA for a service's owner), add lines to write_sshd_config.
 # Forwarding to TCP ports and unix sockets of the node is allowed: a session could do the same.
 # shellcheck shell=bash disable=SC2154,SC2034  # task.sh and roles.sh set and use variables
@@ -177,7 +177,8 @@ run_session() {
   mkfifo "$pipe" || exit
   printf '%s\n' "${environment[@]}" >"$pipe" &
   writer=$!
-  SLUICE_SSH_SESSION=$task_dir "${argv[@]}" /bin/sh "$attempt_dir/session.sh" "$pipe" "$work_dir" ${SSH_ORIGINAL_COMMAND+"$SSH_ORIGINAL_COMMAND"}
+  export SLUICE_SSH_SESSION=$task_dir
+  (exec_container /bin/sh "$attempt_dir/session.sh" "$pipe" "$work_dir" ${SSH_ORIGINAL_COMMAND+"$SSH_ORIGINAL_COMMAND"})
   code=$?
   kill "$writer" 2>/dev/null
   rm -f "$pipe"

@@ -3,7 +3,7 @@
 # 1. Finds the node's address and free ports, and reports "ready" on standard output, which srun forwards
 #    to the batch script.
 # 2. Waits for "go" on standard input. The batch script sends it after it has written the addresses of all
-#    tasks to the file peers.RESTART_COUNT.
+#    tasks to the file peers.RESTART_COUNT. A task that is alone in its job does not wait.
 # 3. Starts enter.sh in the role's container with the task's variables. The task's output goes to its log.
 # 4. Reports "ended" with the exit code.
 # Usage in a session of the task's SSH server (sshd.sh): task.sh ATTEMPT_DIR ROLE,… RESTART_COUNT TASK_DATA
@@ -11,6 +11,7 @@
 # roles.sh has the data of the job: settings, arrays, and the functions role_settings, role_variables and
 # role_commands. role_variables calls the functions `variable`, `template` and `family` of this file, and the function
 # secret_variables of secrets.sh, if there are secrets.
+# For a small job, starting processes is most of what this script costs: it starts none where bash can do the work.
 # shellcheck disable=SC2154,SC2329  # roles.sh sets variables and calls functions
 
 set -u
@@ -37,39 +38,46 @@ log=$attempt_dir/logs/$name.log
 state_file=$attempt_dir/tasks/$name.state
 node=${SLURMD_NODENAME:-$(hostname)}
 task_ports=() ip='' state=starting started='' ended='' exit_code='' signal='' reason=''
-task_pid='' probe='' reader='' kill_timer='' mount_pid='' mount_dir='' container='' root_lock='' stopping=0 interrupted=0
-task_dir=${task_dir-} # private directory on the node, mounted in the container at the same path
+task_pid='' reader='' request='' kill_timer='' mount_pid='' mount_dir='' container='' root_lock='' stopping=0 interrupted=0
+alone=0 # 1: no other task, and no SSH server that needs the files with the addresses
+((task_count > 1)) || [[ $ssh_mode != off ]] || alone=1
+task_dir=${task_dir-} # private directory on the node; with SSH, it is in the container at the same path
 
 # ---- Reports ----------------------------------------------------------------------------------
 
-now() { printf '%s' "${EPOCHREALTIME:-$(date +%s)}"; }
-
-write_state() {
-  {
-    printf 'role=%s\nindex=%s\nrestart_count=%s\nstate=%s\n' "$role_name" "$index" "$restart_count" "$state"
-    printf 'host=%s\nip=%s\nports=%s\ngpus=%s\n' "$node" "$ip" "$(format_ports)" "${CUDA_VISIBLE_DEVICES-}"
-    printf 'step=%s\npid=%s\nlog_offset=%s\n' "${SLURM_STEP_ID-}" "$task_pid" "$log_offset"
-    printf 'started=%s\nended=%s\nexit_code=%s\nsignal=%s\nreason=%s\n' "$started" "$ended" "$exit_code" "$signal" "$reason"
-  } >"$state_file.new" && mv -f "$state_file.new" "$state_file"
+# set_now: sets now to the time in seconds since the epoch; bash has fractions since 5.0.
+set_now() {
+  now=${EPOCHREALTIME-}
+  [[ -n $now ]] || printf -v now '%(%s)T' -1
 }
 
-# format_ports: prints the task's ports as label:port,port;label:port;
+# write_state: adds the task's state to its state file, of which the last complete block counts: a rename would be a process.
+write_state() {
+  local all_ports
+  format_ports
+  printf 'begin\nrole=%s\nindex=%s\nrestart_count=%s\nstate=%s\nhost=%s\nip=%s\nports=%s\ngpus=%s\nstep=%s\npid=%s\nlog_offset=%s\nstarted=%s\nended=%s\nexit_code=%s\nsignal=%s\nreason=%s\nend\n' \
+    "$role_name" "$index" "$restart_count" "$state" "$node" "$ip" "$all_ports" "${CUDA_VISIBLE_DEVICES-}" "${SLURM_STEP_ID-}" \
+    "$task_pid" "$log_offset" "$started" "$ended" "$exit_code" "$signal" "$reason" >>"$state_file"
+}
+
+# format_ports: sets all_ports to the task's ports as label:port,port;label:port;
 format_ports() {
   local i
-  for i in "${!task_ports[@]}"; do printf '%s:%s;' "${port_labels[i]}" "${task_ports[i]}"; done
+  all_ports=''
+  for i in "${!task_ports[@]}"; do all_ports+="${port_labels[i]}:${task_ports[i]};"; done
 }
 
 # finish_task EXIT_CODE REASON [ERROR]: writes the state file, reports to the batch script and exits. ERROR is the
 # message of the program that failed, one line.
 finish_task() {
-  exit_code=$1 reason=$2 state=ended ended=$(now)
+  set_now
+  exit_code=$1 reason=$2 state=ended ended=$now
   ((exit_code > 128 && exit_code < 193)) && signal=$((exit_code - 128))
   [[ -z $kill_timer ]] || kill -KILL "$kill_timer" 2>/dev/null
-  [[ -z $probe ]] || kill -KILL "$probe" 2>/dev/null
   [[ -z $reader ]] || kill -KILL "$reader" 2>/dev/null
   [[ $ssh_mode == off ]] || stop_sshd
   unmount_image
-  [[ -z $task_dir ]] || rm -rf "$task_dir"
+  [[ -z $task_dir ]] || rm -rf "$task_dir" ${mount_dir:+"$mount_dir"}
   write_state
   printf 'ended %s %s %s %s\n' "$role" "$index" "$exit_code" "$reason${3:+ $3}"
   exit "$exit_code"
@@ -78,43 +86,62 @@ finish_task() {
 # ---- Address and ports ------------------------------------------------------------------------
 
 # find_address: sets ip, the address by which other nodes reach this node. It is the address of the node's name;
-# if that is unknown or a loopback address, the address of Slurm's NodeAddr; else the node's first address.
+# if that is unknown or a loopback address, the address of Slurm's NodeAddr; else the node's first address. A task that is
+# alone in its job runs where srun does: the address from which srun has reached slurmd is that of NodeAddr.
 find_address() {
   local fields node_info
-  read -ra fields <<<"$(getent ahostsv4 "$node" 2>/dev/null)"
+  ((!alone)) || ip=${SLURM_LAUNCH_NODE_IPADDR-}
+  [[ -z $ip ]] || return 0
+  read -ra fields < <(getent ahostsv4 "$node" 2>/dev/null)
   ip=${fields[0]-}
   if [[ -z $ip || $ip == 127.* ]]; then
     node_info=$(scontrol show node -o "$node" 2>/dev/null)
-    [[ $node_info =~ NodeAddr=([^[:space:]]+) ]] && read -ra fields <<<"$(getent ahostsv4 "${BASH_REMATCH[1]}" 2>/dev/null)"
+    [[ $node_info =~ NodeAddr=([^[:space:]]+) ]] && read -ra fields < <(getent ahostsv4 "${BASH_REMATCH[1]}" 2>/dev/null)
     ip=${fields[0]-}
   fi
   if [[ -z $ip ]]; then
-    read -ra fields <<<"$(hostname -I 2>/dev/null)"
+    read -ra fields < <(hostname -I 2>/dev/null)
     ip=${fields[0]:-127.0.0.1}
   fi
 }
 
-declare -A port_taken
-# read_used_ports: sets port_taken[PORT]=1 for every TCP port in use on the node.
+# read_used_ports: sets used_ports to the TCP ports in use on the node, as /proc has them: hexadecimal, between spaces.
 read_used_ports() {
-  local local_address rest
-  while read -r _ local_address rest; do
-    [[ $local_address == *:* ]] && port_taken[$((16#${local_address##*:}))]=1
-  done < <(cat /proc/net/tcp /proc/net/tcp6 2>/dev/null)
+  local file lines all=() LC_ALL=C
+  for file in /proc/net/tcp /proc/net/tcp6; do
+    [[ -r $file ]] || continue
+    mapfile -t -s 1 lines <"$file"
+    lines=("${lines[@]#*:*:}") # NUMBER: ADDRESS:PORT …
+    all+=("${lines[@]%% *}")
+  done
+  used_ports=" ${all[*]} "
+}
+
+# is_port_used PORT: true if a program on the node uses the port. Without used_ports, a connection to it tells: reading
+# /proc/net/tcp takes the kernel longer than all the rest of this script.
+is_port_used() {
+  local hex
+  if [[ -n $used_ports ]]; then
+    printf -v hex '%04X' "$1"
+    [[ $used_ports == *" $hex "* ]]
+  else
+    { : <"/dev/tcp/127.0.0.1/$1"; } 2>/dev/null
+  fi
 }
 
 # pick_ports: sets task_ports. Each task of the job begins its search at another place of the port range, so
-# that two tasks on one node do not choose the same port.
+# that two tasks on one node do not choose the same port. Ports that the job asks for are compared with all sockets of the node,
+# also with those that listen on one address only; http and ssh, which every task has, with those on all addresses.
 pick_ports() {
-  local i n port span=$((port_high - port_low + 1))
+  local i n port used_ports='' span=$((port_high - port_low + 1))
   local next=$(((SLURM_JOB_ID * 7919 + (first_task + index) * ports_per_task) % span)) tried=0 found
-  read_used_ports
+  [[ ${port_begins[*]} == '0 0' ]] || read_used_ports
   for i in "${!port_labels[@]}"; do
     found=''
     for ((n = 0; n < port_counts[i]; n++)); do
       if ((port_begins[i])); then
         port=$((port_begins[i] + n))
-        if [[ -n ${port_taken[$port]-} ]]; then
+        if is_port_used "$port"; then
           printf 'sluice: port %s is already in use on %s\n' "$port" "$node" >>"$log"
           finish_task "$exit_port_taken" port_taken
         fi
@@ -122,7 +149,7 @@ pick_ports() {
         while :; do
           port=$((port_low + next))
           ((next = (next + 1) % span, tried += 1))
-          [[ -n ${port_taken[$port]-} ]] || break
+          is_port_used "$port" || break
           ((tried < span)) || finish_task "$exit_port_taken" port_taken
         done
       fi
@@ -152,6 +179,17 @@ read_peers() {
     ((rows += 1))
   done <"$attempt_dir/peers.$restart_count"
   ((rows == task_count))
+}
+
+# publish_address: does for a task that is alone in its job what the batch script and read_peers do for several.
+publish_address() {
+  local i prefix names=''
+  peer_ip[$role_name/0]=$ip peer_count[$role_name]=1
+  for i in "${!task_ports[@]}"; do peer_ports[$role_name/0/${port_labels[i]}]=${task_ports[i]}; done
+  for prefix in ${host_names[$role_name]}; do names+=" $prefix-0"; done
+  [[ $runtime != pyxis ]] || names+=" $node"
+  # Appended, not replaced: a container of Pyxis has mounted this file.
+  printf '%s%s\n' "$ip" "$names" >>"$attempt_dir/hosts"
 }
 
 # assign NAME VALUE: adds the line NAME='VALUE' for enter.sh.
@@ -245,18 +283,17 @@ expand_slots() {
 # (slurmVariables) or srun starts its MPI processes. Without a container, the task would inherit them: they are unset.
 build_environment() {
   local exported pre_command command post_command framework_server starts_server keep=$((slurm_variables || srun_mpi))
-  for exported in $(compgen -e); do
-    case $exported in
-      USER | LOGNAME | TZ | SLURM_CONF | CUDA_VISIBLE_DEVICES | ROCR_VISIBLE_DEVICES | ZE_AFFINITY_MASK | GPU_DEVICE_ORDINAL | \
-        NVIDIA_VISIBLE_DEVICES) variable "$exported" "${!exported}" ;;
-      SLURM_* | SLURMD_*)
-        variable "SLUICE_$exported" "${!exported}"
-        if ((keep)); then variable "$exported" "${!exported}"; else environment+=("unset $exported"); fi
-        ;;
-      PMI_* | PMI2_* | PMIX_*)
-        if ((srun_mpi)); then variable "$exported" "${!exported}"; else environment+=("unset $exported"); fi
-        ;;
-    esac
+  for exported in USER LOGNAME TZ SLURM_CONF CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES ZE_AFFINITY_MASK GPU_DEVICE_ORDINAL \
+    NVIDIA_VISIBLE_DEVICES; do
+    [[ ! -v $exported ]] || variable "$exported" "${!exported}"
+  done
+  for exported in "${!SLURM_@}" "${!SLURMD_@}"; do
+    [[ $exported != SLURM_CONF ]] || continue
+    variable "SLUICE_$exported" "${!exported}"
+    if ((keep)); then variable "$exported" "${!exported}"; else environment+=("unset $exported"); fi
+  done
+  for exported in "${!PMI_@}" "${!PMI2_@}" "${!PMIX_@}"; do
+    if ((srun_mpi)); then variable "$exported" "${!exported}"; else environment+=("unset $exported"); fi
   done
   role_variables "$role"
   variable SLUICE_ATTEMPT "${attempt_dir##*/}"
@@ -297,6 +334,19 @@ wait_for_go() {
   done
 }
 
+# pause: waits 10 ms, or less if the batch script sends a request.
+pause() {
+  local part='' status=0
+  IFS= read -r -t 0.01 part || status=$?
+  request+=$part # a read that timed out may have returned part of the line
+  if ((status == 0)); then
+    [[ $request != stop ]] || stopping=1
+    request=''
+  elif ((status <= 128)); then # the end of the input
+    sleep 0.01
+  fi
+}
+
 # ---- The container ----------------------------------------------------------------------------
 
 # Slurm sends SIGTERM to every process of a step (proctrack/linuxproc), also to the squashfuse process that
@@ -304,48 +354,86 @@ wait_for_go() {
 # ignored if it is ignored at start, but Apptainer's Go code resets it. So this script mounts the image itself
 # and gives Apptainer the directory.
 
-# little_endian START COUNT: sets `value` to the unsigned number at this place of the array `bytes`.
+# read_head FILE: sets head to the first bytes of a SIF file, and nul to the character in it that stands for NUL bytes,
+# which bash cannot store. The area of the descriptors is almost empty: 12,000 NUL bytes are 12 descriptors or more.
+read_head() {
+  local pieces IFS='' LC_ALL=C
+  mapfile -t -d '' -n 2 pieces <"$1" && [[ ${#pieces[0]} == 31 && ${pieces[1]-} == SIF_MAGIC ]] || return
+  mapfile -t -d '' -n 12000 pieces <"$1"
+  head="${pieces[*]}"
+  for nul in $'\xff' $'\xfe' $'\xfd' $'\xfc' $'\xfb' $'\xfa' $'\xf9' $'\xf8' ''; do [[ $head == *"$nul"* ]] || break; done
+  IFS=$nul
+  head="${pieces[*]}"
+  [[ -n $nul ]]
+}
+
+# little_endian START COUNT: sets `value` to the unsigned number at this place of head.
 little_endian() {
-  local i
+  local i byte character LC_ALL=C
   value=0
-  for ((i = $1 + $2 - 1; i >= $1; i--)); do ((value = value * 256 + bytes[i])); done
+  for ((i = $1 + $2 - 1; i >= $1; i--)); do
+    character=${head:i:1} byte=0
+    [[ $character == "$nul" ]] || printf -v byte %d "'$character"
+    ((value = value * 256 + (byte & 255)))
+  done
 }
 
 # find_squashfs FILE: sets `offset` to the start of the root file system in a SIF image; fails for other files and
 # for encrypted images. A SIF file has a header of 128 bytes and descriptors of 585 bytes.
 find_squashfs() {
-  local bytes value start
-  read -ra bytes < <(od -An -v -tu1 -w128 -N128 -- "$1" 2>/dev/null)
-  [[ ${bytes[*]:32:9} == '83 73 70 95 77 65 71 73 67' ]] || return # SIF_MAGIC
+  local head nul value start count
+  read_head "$1" 2>/dev/null || return
   little_endian 96 8
   start=$value
   little_endian 88 8
-  while read -ra bytes; do
-    # A used descriptor of a partition (0x4004) with squashfs (1) as the primary system (2).
-    [[ ${bytes[*]:0:5} == '4 64 0 0 1' && ${bytes[*]:201:8} == '1 0 0 0 2 0 0 0' ]] || continue
-    little_endian 17 8
+  for ((count = value; count > 0; count--, start += 585)); do
+    little_endian "$start" 5 # a used (1) descriptor of a partition (0x4004)
+    ((value == 0x0100004004)) || continue
+    little_endian $((start + 201)) 8 # with squashfs (1) as the primary system (2)
+    ((value == 0x0000000200000001)) || continue
+    little_endian $((start + 17)) 8
     offset=$value
     return
-  done < <(od -An -v -tu1 -w585 -j"$start" -N$((value * 585)) -- "$1" 2>/dev/null)
+  done
   return 1
 }
+
+# find_program NAME…: sets program to the path of the first of these programs that exists.
+find_program() {
+  local name
+  for name; do
+    program=$name
+    [[ $name != */* ]] || return 0
+    ! hash -- "$name" 2>/dev/null || program=${BASH_CMDS[$name]}
+    [[ $program != /* ]] || return 0
+  done
+  return 1
+}
+
+has_setuid_starter='' # what needs_user_namespace found
 
 # needs_user_namespace: true if Apptainer is installed with setuid. It then cannot read a FUSE mount of the user,
 # unless it uses a user namespace.
 needs_user_namespace() {
-  local prefix starter
-  prefix=$(readlink -f -- "$(type -P "$runtime_program")")
-  prefix=${prefix%/*/*}
-  for starter in "$prefix"/{libexec,lib,lib64,lib/*-linux-gnu}/{apptainer,singularity}/bin/starter-suid; do
-    [[ -u $starter ]] && return
-  done
-  return 1
+  local program target starter
+  if [[ -z $has_setuid_starter ]]; then
+    find_program "$runtime_program"
+    if [[ -L $program ]]; then
+      target=${program%/*/*}/usr/bin/${program##*/} # as in a package unpacked with its bin beside usr
+      if [[ ! -L $target && $target -ef $program ]]; then program=$target; else program=$(readlink -f -- "$program"); fi
+    fi
+    has_setuid_starter=0
+    for starter in "${program%/*/*}"/{libexec,lib,lib64,lib/*-linux-gnu}/{apptainer,singularity}/bin/starter-suid; do
+      [[ ! -u $starter ]] || has_setuid_starter=1
+    done
+  fi
+  ((has_setuid_starter))
 }
 
 # unmount_stale_images: unmounts images whose squashfuse process was killed, with its job, on this node.
 unmount_stale_images() {
   local dir
-  for dir in "${TMPDIR:-/tmp}/sluice-image-$UID-"*; do
+  for dir in {/tmp,"${TMPDIR:-/tmp}"}/"sluice-image-$UID-"*; do
     [[ ! -e $dir && $dir != *'*' ]] || continue
     { fusermount3 -uz "$dir" || fusermount -uz "$dir"; } 2>/dev/null && rmdir "$dir" 2>/dev/null
   done
@@ -355,26 +443,25 @@ unmount_stale_images() {
 # Fails if the image cannot be mounted this way; Apptainer then mounts it.
 mount_image() {
   local program offset deadline=$((SECONDS + 20))
-  [[ -f $image_file ]] && program=$(type -P squashfuse_ll || type -P squashfuse) || return
-  find_squashfs "$image_file" || return
+  [[ -n $mount_dir ]] && find_program squashfuse_ll squashfuse && find_squashfs "$image_file" || return
   if needs_user_namespace; then
     unshare --user true 2>/dev/null || return
     argv+=(--userns)
   fi
   unmount_stale_images
-  mount_dir=$(mktemp -d "${TMPDIR:-/tmp}/sluice-image-$UID-XXXXXXXX") || return
-  # A session of its own: signals to the task's process group do not reach it.
+  set -m # a process group of its own: signals to the task's do not reach it
   (
     trap '' TERM
-    exec setsid "$program" -f -o "offset=$offset" "$image_file" "$mount_dir"
+    exec "$program" -f -o "offset=$offset" "$image_file" "$mount_dir"
   ) </dev/null >/dev/null 2>&1 &
   mount_pid=$!
+  set +m
   until compgen -G "$mount_dir/*" >/dev/null; do
     if ! kill -0 "$mount_pid" 2>/dev/null || ((SECONDS >= deadline)); then
       unmount_image
       return 1
     fi
-    sleep 0.01
+    pause
   done
   image_root=$mount_dir
 }
@@ -384,7 +471,6 @@ unmount_image() {
   [[ -n $mount_pid ]] || return 0
   kill -HUP "$mount_pid" 2>/dev/null
   wait "$mount_pid" 2>/dev/null
-  rmdir "$mount_dir" 2>/dev/null
   mount_pid=''
 }
 
@@ -477,27 +563,29 @@ close_root() {
 # Apptainer gives containers the node's /dev/shm and has no option for its size. So it runs in a mount namespace with a
 # tmpfs there. Mounting needs a user namespace in which the person is root; the container starts in a second one, in
 # which the person has the usual numbers and no privileges.
+# unshare and mount may fail, if the node does not allow user namespaces. The file in $4 exists if they have not: then
+# the container starts, with file descriptor 9 as its standard error.
 # shellcheck disable=SC2016  # the second shell expands the variables
-mount_shm='user=$1 group=$2 size=$3
-shift 3
+mount_shm='user=$1 group=$2 size=$3 marker=$4
+shift 4
 mount -t tmpfs -o "size=${size}m,mode=1777,nosuid,nodev" tmpfs /dev/shm &&
-  exec unshare --user --map-user="$user" --map-group="$group" -- "$@"'
+  exec unshare --user --map-user="$user" --map-group="$group" -- /bin/sh -c ": >\"\$0\" && exec \"\$@\" 2>&9 9>&-" "$marker" "$@"'
 
-# use_own_shm: changes argv so that the container gets a /dev/shm of its own. If the node does not allow that, the
-# container gets the node's, and the log says so.
+# use_own_shm: changes argv so that the container gets a /dev/shm of its own.
 use_own_shm() {
-  local shm_argv=(unshare --user --map-root-user --mount --propagation slave --
-    /bin/sh -c "$mount_shm" sh "$UID" "$(id -g)" "$shm_mib")
-  if ! "${shm_argv[@]}" true >/dev/null 2>&1; then
-    printf 'sluice: shmMB has no effect on %s, because it does not allow user namespaces: /dev/shm is the one of the node\n' "$node" >>"$log"
-    return
-  fi
   # setuid programs have no effect in a user namespace
-  [[ " ${argv[*]} " == *' --userns '* ]] || ! needs_user_namespace || argv+=(--userns)
-  argv=("${shm_argv[@]}" "${argv[@]}")
+  [[ " ${argv[*]} " == *' --userns '* ]] || ! needs_user_namespace || argv=("${argv[@]:0:3}" --userns "${argv[@]:3}")
+  argv=(unshare --user --map-root-user --mount --propagation slave --
+    /bin/sh -c "$mount_shm" sh "$UID" "${GROUPS[0]}" "$shm_mib" "$task_dir/own_shm" "${argv[@]}")
 }
 
-# make_task_dir: makes task_dir; removes those of tasks that were killed on this node. The name has the node, because nodes
+# exec_container WORD…: replaces this process by a command in the role's container.
+exec_container() {
+  [[ ${argv[0]-} != unshare ]] || exec "${argv[@]}" "$@" 9>&2 2>/dev/null
+  exec "${argv[@]}" "$@"
+}
+
+# make_task_dir: makes task_dir, and mount_dir for the image, if it is a file; removes those of tasks that were killed on this node. The name has the node, because nodes
 # may share TMPDIR, and the process id of task.sh. TMPDIR may be longer than a unix socket's path allows (107 bytes).
 make_task_dir() {
   local dir pid prefix=sluice-task.$UID.$node
@@ -506,20 +594,26 @@ make_task_dir() {
     # Another node's name may begin with this one's: only digits are a process id.
     [[ ! -d $dir || $pid == *[!0-9]* ]] || kill -0 "$pid" 2>/dev/null || rm -rf "$dir"
   done
-  task_dir=$(mktemp -d "/tmp/$prefix.$$.XXXXXX" 2>/dev/null || mktemp -d "${TMPDIR:-/tmp}/$prefix.$$.XXXXXX") || {
-    printf 'sluice: no directory can be made in /tmp on %s\n' "$node" >>"$log"
-    finish_task "$exit_start_failed" start_failed
-  }
+  for dir in /tmp "${TMPDIR:-/tmp}"; do
+    task_dir=$dir/$prefix.$$.$RANDOM mount_dir=''
+    [[ $runtime != apptainer && $runtime != singularity || ! -f $image_file ]] || mount_dir=$dir/sluice-image-$UID-$$.$RANDOM$RANDOM
+    ! mkdir -m 700 -- "$task_dir" ${mount_dir:+"$mount_dir"} 2>/dev/null || return 0
+  done
+  task_dir=''
+  printf 'sluice: no directory can be made in /tmp on %s\n' "$node" >>"$log"
+  finish_task "$exit_start_failed" start_failed
 }
 
 # mount_hosts: gives the container an /etc/hosts with the names of all tasks and the node's own entries, unless the job
 # mounts one. Pyxis has mounted the batch script's file already; without a container there is nothing to mount.
 mount_hosts() {
-  local i
+  local i lines node_lines
   [[ $runtime == pyxis || $runtime == none ]] && return
-  mounts+=("$task_dir" "$task_dir" rw)
+  [[ $ssh_mode == off ]] || mounts+=("$task_dir" "$task_dir" rw)
   for ((i = 1; i < ${#mounts[@]}; i += 3)); do [[ ${mounts[i]} != /etc/hosts ]] || return 0; done
-  cat "$attempt_dir/hosts" /etc/hosts >"$task_dir/hosts" 2>/dev/null
+  mapfile lines <"$attempt_dir/hosts"
+  mapfile node_lines </etc/hosts
+  printf '%s' "${lines[@]}" "${node_lines[@]}" >"$task_dir/hosts"
   mounts+=("$task_dir/hosts" /etc/hosts ro)
 }
 
@@ -533,7 +627,6 @@ container_argv() {
       # PMIx clients read shared files of slurmstepd's PMIx server.
       ((!srun_mpi)) || [[ ! -d ${PMIX_SERVER_TMPDIR-} ]] || argv+=(--bind "${PMIX_SERVER_TMPDIR%/}")
       mount_image
-      ((!shm_mib)) || use_own_shm
       [[ -z $gpu_option ]] || ((!role_gpus)) || argv+=("$gpu_option")
       ;;
     enroot)
@@ -584,27 +677,30 @@ on_stop() {
 }
 
 # on_term: handles SIGTERM of Slurm, which sends it to every process of the step (proctrack/linuxproc) or only to this
-# shell (proctrack/cgroup). The probe process tells which: if the signal has not ended it after two seconds, the
+# shell (proctrack/cgroup). The process of read_requests tells which: if the signal has not ended it after two seconds, the
 # task has not got it either.
 on_term() {
-  local tries=0 probe_ended=0
+  local tries=0 reader_ended=0
   interrupted=1
   ((stopping)) && return
   stopping=1
-  while [[ -n $task_pid ]] && ((!probe_ended && tries < 20)); do
+  while [[ -n $task_pid ]] && ((!reader_ended && tries < 20)); do
     sleep 0.1
-    kill -0 "$probe" 2>/dev/null || probe_ended=1
+    kill -0 "$reader" 2>/dev/null || reader_ended=1
     ((tries += 1))
   done
-  stop_task "$probe_ended"
+  stop_task "$reader_ended"
 }
 
-# read_requests PID: reads requests of the batch script from standard input; sends SIGUSR1 to PID for "stop".
+# read_requests PID: reads requests of the batch script from standard input; sends SIGUSR1 to PID for "stop". Ends only by
+# a signal: on_term needs that.
 read_requests() {
-  local request
-  while IFS= read -r request; do
-    [[ $request != stop ]] || kill -USR1 "$1"
+  local line
+  while IFS= read -r line; do
+    [[ $request$line != stop ]] || kill -USR1 "$1"
+    request=''
   done
+  exec sleep infinity
 }
 
 # choose_gpu_devices: sets the variables by which enroot's NVIDIA hook (98-nvidia) decides what it mounts: nothing
@@ -618,38 +714,63 @@ choose_gpu_devices() {
     export NVIDIA_DRIVER_CAPABILITIES=compute,utility
 }
 
-# run_task: runs the task in its container and waits for its end; sets exit_code.
-run_task() {
-  local argv=() input
-  ((role_gpus)) || export CUDA_VISIBLE_DEVICES=
-  [[ $ssh_mode == off ]] || write_ssh_config
-  mount_hosts
-  container_argv
-  choose_gpu_devices
-  build_environment
-  [[ $ssh_mode == off ]] || accept_sessions
-  ((stopping)) && finish_task "$exit_stopped" stopped
+# start_task: starts the task in its container; sets task_pid.
+start_task() {
+  local input text
+  if ((has_secrets)); then # bash writes a long here-string to disk
+    exec {input}< <(printf '%s\n' "${environment[@]}")
+  else
+    printf -v text '%s\n' "${environment[@]}"
+    exec {input}<<<"$text"
+  fi
   set -m # the task gets a process group, so that signals reach all its processes
-  sleep infinity >/dev/null 2>&1 &
-  probe=$! # before the task: on_term needs it
-  disown "$probe"
-  exec {input}< <(printf '%s\n' "${environment[@]}") # a pipe, so that values of secrets are not written to disk
-  "${argv[@]}" /bin/sh "$attempt_dir/enter.sh" "$work_dir" <&"$input" {input}<&- >>"$log" 2>&1 &
+  exec_container /bin/sh "$attempt_dir/enter.sh" "$work_dir" <&"$input" {input}<&- >>"$log" 2>&1 &
   task_pid=$!
-  exec {input}<&-
-  read_requests "$$" <&0 >/dev/null 2>&1 &
-  reader=$!
-  disown "$reader"
   set +m
+  exec {input}<&-
   ((!stopping)) || stop_task 0 # the signal came while the task was started
-  state=running started=$(now)
-  write_state
+}
+
+# wait_for_task: waits for the task's end; sets exit_code.
+wait_for_task() {
   while
     wait "$task_pid"
     exit_code=$?
     ((interrupted))
   do interrupted=0; done
   kill -KILL -- "-$task_pid" 2>/dev/null # child processes that the task did not end
+}
+
+# run_task: runs the task in its container and waits for its end; sets exit_code.
+run_task() {
+  local argv=() shared_shm_argv
+  ((role_gpus)) || export CUDA_VISIBLE_DEVICES=
+  [[ $ssh_mode == off ]] || write_ssh_config
+  mount_hosts
+  container_argv
+  shared_shm_argv=("${argv[@]}")
+  [[ $runtime != apptainer && $runtime != singularity ]] || ((!shm_mib)) || use_own_shm
+  choose_gpu_devices
+  build_environment
+  [[ $ssh_mode == off ]] || accept_sessions
+  ((stopping)) && finish_task "$exit_stopped" stopped
+  set -m # a process group, which the signals of stop_task do not reach
+  read_requests "$$" <&0 >/dev/null 2>&1 &
+  reader=$! # before the task: on_term needs it
+  disown "$reader"
+  set +m
+  start_task
+  set_now
+  state=running started=$now
+  write_state
+  wait_for_task
+  if [[ ${argv[0]-} == unshare && ! -e $task_dir/own_shm ]] && ((!stopping)); then # the container has not started
+    printf 'sluice: shmMB has no effect on %s, because it does not allow user namespaces: /dev/shm is the one of the node\n' "$node" >>"$log"
+    argv=("${shared_shm_argv[@]}")
+    [[ $ssh_mode == off ]] || accept_sessions
+    start_task
+    wait_for_task
+  fi
 }
 
 # hold_for_debugging: waits, so that a failed task of a job with isDebug keeps its node for inspection. Returns when
@@ -664,14 +785,16 @@ main() {
   [[ -z $session_data ]] || run_session
   trap on_term TERM
   trap on_stop USR1
-  log_offset=$(stat -c %s -- "$log" 2>/dev/null || printf 0)
+  log_offset=0
+  [[ ! -s $log ]] || log_offset=$(stat -c %s -- "$log")
   find_address
   pick_ports
   make_task_dir
   [[ $ssh_mode == off ]] || start_sshd
   write_state
-  printf 'ready %s %s %s %s %s %s\n' "$role" "$index" "${SLURM_STEP_ID-}" "$node" "$ip" "$(format_ports)"
-  wait_for_go
+  format_ports
+  printf 'ready %s %s %s %s %s %s\n' "$role" "$index" "${SLURM_STEP_ID-}" "$node" "$ip" "$all_ports"
+  if ((alone)); then publish_address; else wait_for_go; fi
   run_task
   if ((stopping)); then
     ((exit_code)) && finish_task "$exit_code" stopped

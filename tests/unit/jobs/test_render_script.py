@@ -90,7 +90,7 @@ def test_equal_roles_of_an_mpi_program_share_a_step() -> None:
     assert steps == "(1,0)"  # the chief has rank 0
     assert options == (
         "--exact --ntasks=4 --cpus-per-task=1 --mem-per-cpu=1000M --gres=none --mpi=pmix "
-        '--input="$pipes/go.1"'
+        '--input="/dev/fd/${go_pipe[1]}"'
     )
     assert "#SBATCH --ntasks=4\n" in render_job(job)["batch.sh"]
 
@@ -103,8 +103,8 @@ def test_unequal_roles_of_an_mpi_program_are_components_of_one_step() -> None:
     first, second = options.split(" : ")
     assert first.startswith("--het-group=0 --exact --ntasks=1 ")
     assert second.startswith("--het-group=1 --exact --ntasks=3 --cpus-per-task=2 ")
-    assert first.endswith('--input="$pipes/go.1"')
-    assert second.endswith('--input="$pipes/go.0"')
+    assert first.endswith('--input="/dev/fd/${go_pipe[1]}"')
+    assert second.endswith('--input="/dev/fd/${go_pipe[0]}"')
 
 
 def test_empty_mpi_setting_means_the_default_of_slurm() -> None:
@@ -213,3 +213,17 @@ def test_task_state_and_script_result_are_parsed_or_rejected() -> None:
             parse_task_state(broken)
         with pytest.raises(ValueError, match="not a"):
             parse_script_result(broken)
+
+
+def test_last_complete_block_of_a_state_file_counts() -> None:
+    """Scripts append a block for each state; a reader may see the last one in part."""
+    running = "begin\nrole=w\nindex=0\nstate=running\npid=7\nend\n"
+    ended = "begin\nrole=w\nindex=0\nstate=ended\nexit_code=3\nend"
+    assert parse_task_state(running).state == "running"
+    state = parse_task_state(running + ended)
+    assert (state.state, state.exit_code, state.pid) == ("ended", 3, None)
+    for cut in range(1, len(ended)):
+        assert parse_task_state(running + ended[:cut]).state == "running", ended[:cut]
+        with pytest.raises(ValueError, match="not a"):
+            parse_task_state(ended[:cut])
+    assert parse_task_state(f"{running}end\n").state == "running"
