@@ -10,6 +10,7 @@ from typing import Any
 from core.workers import run_in_worker
 from jobs.jobfile import importers, parse
 from jobs.jobfile.importers import LoadResult, SiteCatalog
+from jobs.jobfile.limits import check_document
 from jobs.jobfile.parse import ParsedFile
 
 # A larger job file takes more than about 20 ms to load; ordinary ones have 1 to 4 KiB and fewer than 100 values.
@@ -28,6 +29,8 @@ def load_text(
 def load_document(document: Any, *, site: SiteCatalog | None = None) -> LoadResult:
     if not is_large(document):
         return importers.load_document(document, site=site)
+    # Stops at the first value above a limit. To pickle hundreds of thousands of values would take longer.
+    check_document(document)
     return run_in_worker(_load_document, document, _copy_site(site))
 
 

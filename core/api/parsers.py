@@ -79,7 +79,9 @@ def parse_json(body: bytes) -> Any:
             )
             % error_params
         ) from error
-    _check_depth(value)
+    # Without that many brackets nothing can be nested too deeply; counting them is much faster than the check.
+    if text.count("[") + text.count("{") > MAX_JSON_DEPTH:
+        _check_depth(value)
     # Databases cannot store NUL and lone surrogates. In valid UTF-8 they can occur only as escapes (\u0000, \ud800).
     if "\\u" in text:
         for string in _iter_strings(value):
