@@ -86,6 +86,9 @@ class _Worker:
         other_end.close()
         return self._pipe
 
+    def __del__(self) -> None:
+        self.end()
+
     def end(self) -> None:
         if self._process is not None:
             self._process.kill()

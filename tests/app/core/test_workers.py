@@ -130,3 +130,10 @@ def test_password_hashes_are_djangos_and_have_low_priority() -> None:
     assert ours.verify("secret", djangos.encode("secret", "salt", 10))
     assert hash_in_worker(os.nice, 0) == min(19, os.nice(0) + workers.NICENESS)
     process_state.get(PasswordPool).close()
+
+
+def test_process_ends_with_its_pool() -> None:
+    pool = WorkerPool()
+    pid = pool.run(os.getpid)
+    del pool
+    assert not Path(f"/proc/{pid}").exists()
