@@ -29,10 +29,10 @@ cd "$LOG_DIR/.."
 mkdir -p "$HOSTILE_NAME dir" && echo '<script>window.executed=1</script>' > "$HOSTILE_NAME.html"
 touch "$(printf 'esc\033]0;CHANGED\007name')" "$(printf 'two\nlines')"
 cp "$HOSTILE_NAME.html" image.svg
-# The state file of the task, which the wrapper then cannot replace.
+# The state file of the task, to which the wrapper then cannot append.
 state="$LOG_DIR/../tasks/worker-0.state"
 printf 'role=worker\nindex=0\nstate=ended\nhost=%s\nip=%s\nports=%s:1;\ngpus=%s\nreason=%s\nimage=%s\nexit_code=3\n' \
-  "$HOSTILE_HTML" "$HOSTILE_HTML" "$NAME" "$HOSTILE_HTML" "$HOSTILE_HTML" "$HOSTILE_HTML" > "$state.forged" && mv -f "$state.forged" "$state" && chmod 500 "$LOG_DIR/../tasks" && echo forged
+  "$HOSTILE_HTML" "$HOSTILE_HTML" "$NAME" "$HOSTILE_HTML" "$HOSTILE_HTML" "$HOSTILE_HTML" > "$state.forged" && chmod 400 "$state.forged" && mv -f "$state.forged" "$state" && chmod 500 "$LOG_DIR/../tasks" && echo forged
 echo the very last line
 exit 3
 """
