@@ -226,7 +226,7 @@ API_WRITES_PER_MINUTE = env_int("SLUICE_API_WRITES_PER_MINUTE", 600, minimum=1)
 PLANS_PER_PERSON = env_int("SLUICE_PLANS_PER_PERSON", 4, minimum=1)
 UPLOADS_PER_PERSON = env_int("SLUICE_UPLOADS_PER_PERSON", 2, minimum=1)
 CLUSTER_REQUESTS_PER_PERSON = env_int("SLUICE_CLUSTER_REQUESTS_PER_PERSON", 6, minimum=1)
-# Requests of one web process in progress for one Unix user of a cluster, whoever sends them; and how many of them may
+# Requests of one web process in progress for one Unix user of a cluster, of all people; and how many of them may
 # have waited for more than a second. Its logins may be slow.
 CLUSTER_REQUESTS_PER_UNIX_USER = env_int("SLUICE_CLUSTER_REQUESTS_PER_UNIX_USER", 12, minimum=1)
 SLOW_REQUESTS_PER_UNIX_USER = env_int("SLUICE_SLOW_REQUESTS_PER_UNIX_USER", 4, minimum=1)

@@ -31,7 +31,7 @@ SLOW_AFTER_S = 1.0
 
 
 class AccountRequests:
-    """The requests in progress of this process for each Unix user of a cluster, whoever sends them.
+    """The requests in progress of this process for each Unix user of a cluster, of all people.
 
     A Unix user whose login or file system is slow may occupy few threads, one that responds may occupy most.
     """

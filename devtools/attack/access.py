@@ -1,4 +1,4 @@
-"""Probes that try to read or change what nobody gave: paths, headers, caches, CSRF, metrics, secrets, limits."""
+"""Probes for access without permission: paths, headers, caches, CSRF, metrics, secrets, limits."""
 
 from __future__ import annotations
 

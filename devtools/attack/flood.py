@@ -54,7 +54,7 @@ class Summary:
 
 
 class Pacer:
-    """Gives out times to send at, `per_s` in a second; times that nobody took are lost."""
+    """Limits a send rate to `per_s` per second, without bursts after a pause."""
 
     def __init__(self, per_s: float) -> None:
         self._interval_s, self._next = 1 / per_s, time.monotonic()

@@ -1,4 +1,4 @@
-"""Probes with many websockets: of one token, of nobody, of many people, of many viewers of one log."""
+"""Probes with many websockets: one token, no token, many people, many viewers of one log."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ class Target:
         document: Any = None,
         **options: Any,
     ) -> Reply:
-        """Send a request to the API as this person (default: nobody); `path` is relative to /api/v1/."""
+        """Send a request to the API as this person (default: anonymous); `path` is relative to /api/v1/."""
         if document is not None:
             options["body"] = json.dumps(document).encode()
             options["headers"] = [

@@ -1,4 +1,4 @@
-"""Runs work as the Unix users of job owners in threads, so that one person's login or file system delays nobody else.
+"""Runs work as the Unix users of job owners in threads, so that one person's login or file system does not delay others.
 
 A Unix user has at most one piece of work at a time. After a failure the user's next one waits, longer each time. Users
 whose work failed or was slow share a small pool of their own for a while: however many of them hang, the threads for

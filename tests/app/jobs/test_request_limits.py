@@ -98,7 +98,7 @@ def test_cluster_requests_are_limited_per_unix_account_and_person(
                 cluster_request_slot(user=alice, cluster=cluster, unix_user="alice")
             )
         other_process()
-        # Whoever asks for files of the slow account is refused; files of others can be read.
+        # Requests for files of the slow account are refused, also of other people; files of other accounts can be read.
         for user in (alice, bob):
             with pytest.raises(ClusterBusy, match="Unix user alice") as busy:
                 cluster_request_slot(user=user, cluster=cluster, unix_user="alice").__enter__()
