@@ -185,6 +185,19 @@ _STATIC = Template(
     # The names of collected files contain a hash of the content, so browsers never need to ask again.
     location /static/ {
         alias "$root/";
+        types {
+            text/html html;
+            text/css css;
+            application/javascript js mjs;
+            application/json json map;
+            image/svg+xml svg;
+            image/png png;
+            image/x-icon ico;
+            font/woff2 woff2;
+            font/woff woff;
+            text/plain txt;
+        }
+        default_type application/octet-stream;
         gzip_static on;
         gzip_vary on;
         add_header X-Content-Type-Options nosniff always;
@@ -237,19 +250,6 @@ http {
     fastcgi_temp_path "$dir/unused";
     uwsgi_temp_path "$dir/unused";
     scgi_temp_path "$dir/unused";
-    types {
-        text/html html;
-        text/css css;
-        application/javascript js mjs;
-        application/json json map;
-        image/svg+xml svg;
-        image/png png;
-        image/x-icon ico;
-        font/woff2 woff2;
-        font/woff woff;
-        text/plain txt;
-    }
-    default_type application/octet-stream;
     sendfile on;
     tcp_nodelay on;
     map_hash_bucket_size 128;

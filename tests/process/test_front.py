@@ -158,6 +158,7 @@ def test_static_files_are_compressed_and_cached(site: Site) -> None:
     response, body = request(site.port, "GET", path, Accept_Encoding="gzip")
     assert response.status == 200
     assert response.headers["Content-Encoding"] == "gzip"
+    assert response.headers["Content-Type"] == "text/css"
     assert response.headers["Cache-Control"] == "public, max-age=31536000, immutable"
     assert response.headers["X-Content-Type-Options"] == "nosniff"
     _response, plain = request(site.port, "GET", path)
